@@ -1,0 +1,1 @@
+"""The prefix-aware gateway: one OpenAI-compatible endpoint in front of many workers."""

@@ -1,0 +1,116 @@
+"""The gateway's settings. Units are in the names; ``docs/configuration.md`` is made from this file.
+
+Every key can be given as a flag (common ones), as ``HEADWATER_SECTION__KEY`` or in the TOML file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from shared.settings import DeploymentConfig, LogConfig, RedisConfig, doc
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class ListenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the gateway listens."""
+
+    host: Annotated[str, doc("Address of the public listener.")] = "127.0.0.1"
+    port: Annotated[Port, doc("Port of the public listener; 0 takes a free one.")] = 8000
+    admin_host: Annotated[str, doc("Address of the admin listener.")] = "127.0.0.1"
+    admin_port: Annotated[Port, doc("Port of the admin listener; 0 takes a free one.")] = 8001
+    admin_token: Annotated[
+        str, doc("Bearer token of the admin listener; required when it is not on loopback.")
+    ] = ""
+    max_body_mib: Annotated[Positive, doc("Largest request body, MiB; beyond it 413.")] = 32.0
+    headers: Annotated[bool, doc("Send the x-headwater-* response headers.")] = True
+    drain_s: Annotated[
+        NonNegative, doc("After SIGTERM, how long running answers may take to finish.")
+    ] = 30.0
+    api_keys: Annotated[
+        tuple[str, ...], doc("If not empty, requests need one of these as bearer token.")
+    ] = ()
+
+
+class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which workers there are, and when one counts as gone."""
+
+    urls: Annotated[tuple[str, ...], doc("Static list of worker base URLs.")] = ()
+    from_redis: Annotated[bool, doc("Also take workers that register themselves in Redis.")] = True
+    health_interval_s: Annotated[Positive, doc("Time between two health probes.")] = 1.0
+    health_timeout_s: Annotated[Positive, doc("A probe without an answer by then failed.")] = 2.0
+    connect_timeout_s: Annotated[Positive, doc("Time to connect to a worker.")] = 2.0
+    idle_timeout_s: Annotated[
+        Positive, doc("A worker that sends nothing for this long during an answer is cut.")
+    ] = 300.0
+    request_timeout_s: Annotated[Positive, doc("Longest time one request may take in all.")] = 3600.0
+    api_key: Annotated[str, doc("Bearer token sent to workers; empty sends none.")] = ""
+
+
+class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker is chosen. The defaults need no tuning."""
+
+    policy: Annotated[
+        str,
+        doc("cost, round_robin, random, least_loaded, longest_prefix or prefix_hash."),
+    ] = "cost"
+    allow_policy_header: Annotated[bool, doc("Obey x-headwater-policy.")] = False
+    retries: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)],
+        doc("Further workers tried while no byte of an answer has been sent."),
+    ] = 2
+    prefill_s_per_token: Annotated[
+        Positive, doc("Assumed prefill seconds per token before anything was measured.")
+    ] = 1e-4
+    prefix_hash_tokens: Annotated[
+        Count, doc("prefix_hash: how many leading tokens decide (rounded down to 16).")
+    ] = 256
+    prefix_hash_load_factor: Annotated[
+        Annotated[float, msgspec.Meta(gt=1)],
+        doc("prefix_hash: a worker takes at most this many times the mean load."),
+    ] = 1.25
+    index_max_blocks: Annotated[
+        Count, doc("Cap on index entries over all workers; beyond it the deepest least used go.")
+    ] = 10_000_000
+    ghost_blocks: Annotated[
+        Count, doc("How many block keys are remembered to tell evicted from never seen.")
+    ] = 1_000_000
+
+
+class RenderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How prompts become tokens in the gateway."""
+
+    tokenizers: Annotated[
+        dict[str, str],
+        doc("Model name -> directory or hub id of its tokenizer; else the worker's own is fetched."),
+    ] = {}
+    cache_mib: Annotated[Positive, doc("Memory of the segment cache, MiB.")] = 64.0
+    offload_bytes: Annotated[
+        Count, doc("New text beyond this many bytes is encoded off the event loop.")
+    ] = 16_384
+
+
+class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of records that ``headwater report`` reads."""
+
+    dir: Annotated[str, doc("Folder for ledger files; empty keeps none.")] = ""
+    rotate_mib: Annotated[Positive, doc("A file is closed at this size, MiB.")] = 64.0
+    keep_files: Annotated[Count, doc("Older files beyond this number are removed.")] = 16
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything ``headwater gateway`` can be told."""
+
+    listen: ListenConfig = ListenConfig()
+    workers: WorkersConfig = WorkersConfig()
+    routing: RoutingConfig = RoutingConfig()
+    render: RenderConfig = RenderConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    redis: RedisConfig = RedisConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
+    log: LogConfig = LogConfig()

@@ -1,0 +1,56 @@
+"""The prefix index: which worker holds which prefix. One contract suite runs every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.events import EventBatch
+from shared.types import BlockKey, Epoch, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a prompt a worker holds, counted from its first token; a hole ends it."""
+
+    tokens: int
+    """Multiple of the worker's stride in tokens, > 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a batch."""
+
+    ok: bool
+    """False: there is a gap (or no snapshot yet); the caller must fetch a snapshot."""
+    reason: str = ""
+    """``applied``, ``duplicate``, ``gap``, ``old_epoch``, ``unknown_worker``."""
+
+
+class PrefixIndex(Protocol):
+    """Synchronous and in process: remote state is followed by a feed that calls :meth:`apply`."""
+
+    def join(self, worker: WorkerId, epoch: Epoch, stride: int) -> None:
+        """Make room for a worker. A new epoch empties what was known; the same epoch is a no-op."""
+        ...
+
+    def apply(self, batch: EventBatch) -> Applied:
+        """Mutates. Batches of one (worker, epoch, source) count up by one from 1."""
+        ...
+
+    def forget(self, worker: WorkerId) -> None:
+        """Drop a worker and all it held; O(1) for the caller. Unknown workers are fine."""
+        ...
+
+    def match(self, keys: Sequence[BlockKey]) -> Mapping[WorkerId, Match]:
+        """Workers that hold a prefix of ``keys`` (one key per granule), without the zero ones. Pure."""
+        ...
+
+    def blocks(self, worker: WorkerId) -> int:
+        """Index entries of one worker."""
+        ...
+
+    def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:
+        """Epoch and last applied sequence number; None if no snapshot or batch has been applied."""
+        ...

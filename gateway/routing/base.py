@@ -1,0 +1,117 @@
+"""What a policy sees and returns. A policy is pure: same arguments (and RNG state), same ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Protocol
+
+from shared.load import WorkerLoad
+from shared.types import BlockKey, RequestId, WorkerId
+
+
+class Trust(StrEnum):
+    """How far the index is believed for one worker."""
+
+    EXACT = "exact"
+    """Its events flow without a gap."""
+    LEARNED = "learned"
+    """Known only from what we routed and what ``cached_tokens`` said."""
+    BLIND = "blind"
+    """Nothing can be known: balanced by load."""
+
+
+class WorkerState(StrEnum):
+    """Whether a worker may be chosen."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+    EJECTED = "ejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One request, as far as routing is concerned."""
+
+    request_id: RequestId
+    model: str
+    prompt_tokens: int
+    """0 if not known (no tokenizer)."""
+    max_tokens: int
+    """What the client allows; 0 = no limit given."""
+    arrived: float
+    """Monotonic seconds."""
+    keys: Sequence[BlockKey] = ()
+    """One key per full granule of the prompt."""
+    adapter: str = ""
+    tenant: str = ""
+    session: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    """Monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker at the moment of a decision."""
+
+    id: WorkerId
+    state: WorkerState
+    trust: Trust
+    block_size: int
+    inflight: int
+    """Attempts booked by this gateway and not finished."""
+    booked_prefill_s: float
+    """Estimated seconds of prefill work ahead of a new request, own bookings and others'."""
+    booked_decode_tokens: int
+    """KV tokens held or promised to running and booked requests."""
+    prefill_s_per_token: float
+    """Learned or pooled; > 0."""
+    overhead_s: float
+    """Fixed seconds per request before its first token."""
+    failure_rate: float
+    """Recent share of failed attempts, 0..1."""
+    kv_tokens_total: int = 0
+    """0 = unknown."""
+    load: WorkerLoad | None = None
+    load_age_s: float = 0.0
+
+    @property
+    def available(self) -> bool:
+        """May take new requests."""
+        return self.state is WorkerState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that could serve the query, and what of its prompt the worker holds."""
+
+    worker: WorkerView
+    matched_tokens: int
+    """Usable cached tokens (``shared.blocks.usable_tokens``), promised ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A candidate with its cost; policies that do not think in seconds still order by ``cost``."""
+
+    candidate: Candidate
+    cost: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named terms that add up to ``cost`` (seconds for the ``cost`` policy)."""
+
+
+class Policy(Protocol):
+    """Orders candidates. Stateful policies (round robin) keep their state in the object."""
+
+    @property
+    def name(self) -> str:
+        """As in ``--policy`` and ``x-headwater-policy``."""
+        ...
+
+    def rank(self, query: Query, candidates: Sequence[Candidate], rng: Random) -> list[Scored]:
+        """All candidates, best first: the order is the retry plan. Never empty for non-empty input."""
+        ...

@@ -1,0 +1,1 @@
+"""What must be identical in the gateway and in the worker: identity, events, wire views, settings."""

@@ -1,0 +1,56 @@
+"""What a worker says about itself: who it is (once) and how busy it is (each second)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.types import Epoch, WorkerId
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """Identity and capabilities; ``GET /headwater/info`` of our worker, and its Redis registration."""
+
+    id: WorkerId
+    epoch: Epoch
+    url: str
+    """Base URL, e.g. ``http://127.0.0.1:8100``."""
+    models: tuple[str, ...]
+    """Names it answers to; the first is the one that enters the hash scope."""
+    engine: str = "headwater"
+    block_size: int = 16
+    """Tokens per KV block."""
+    blocks_total: int = 0
+    max_model_len: int = 0
+    """Longest prompt + answer in tokens; 0 = unknown."""
+    tokenizer: str = ""
+    """Fingerprint of its tokenizer bundle (``shared.render``); empty = unknown."""
+    prefix_cache: bool = True
+    event_feed: bool = True
+    """It publishes cache events."""
+    adapters: tuple[str, ...] = ()
+    version: str = ""
+
+
+class WorkerLoad(msgspec.Struct, frozen=True):
+    """A worker's load at one moment, all counts >= 0."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_prefill_tokens: int = 0
+    """Prompt tokens of waiting and running requests that still have to be computed."""
+    blocks_total: int = 0
+    blocks_used: int = 0
+    """Held by running requests."""
+    blocks_cached: int = 0
+    """Reusable contents that nobody holds."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured rate while prefilling; 0 = not measured yet."""
+    decode_tokens_per_s: float = 0.0
+    """Measured rate of one sequence while decoding; 0 = not measured yet."""
+    draining: bool = False
+    uptime_s: float = 0.0
+
+    @property
+    def blocks_free(self) -> int:
+        """Blocks without any contents."""
+        return max(0, self.blocks_total - self.blocks_used - self.blocks_cached)

@@ -1,0 +1,69 @@
+"""Every Redis key, field and lifetime, in one place. All objects are disposable: each carries a TTL.
+
+A worker's keys share one hash tag ``{deployment.shard}``, so no command crosses a Cluster slot and no
+slot is hot; the shard is chosen by the worker's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from shared.types import Epoch, WorkerId
+
+LEASE_MS = 5_000
+"""A worker that has not beaten for this long is gone."""
+HEARTBEAT_S = 1.0
+CHECKPOINT_TTL_MS = 60_000
+CHECKPOINT_EVERY_S = 30.0
+LOG_MAXLEN = 20_000
+LOG_TTL_MS = 600_000
+BOOKING_TTL_MS = 2_000
+CHUNKS = 16
+"""A checkpoint is cut into this many strings by the top bits of the key."""
+
+FIELD_INFO = "info"
+FIELD_LOAD = "load"
+FIELD_EPOCH = "epoch"
+FIELD_SEQ = "seq"
+FIELD_BATCH = "b"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisKeys:
+    """Key names of one deployment."""
+
+    deployment: str
+    shards: int = 16
+
+    def shard_of(self, worker: WorkerId) -> int:
+        """Shard of a worker, the same in every process."""
+        return xxhash.xxh3_64_intdigest(worker.encode()) % self.shards
+
+    def _tag(self, shard: int) -> str:
+        return f"hw:{{{self.deployment}.{shard}}}"
+
+    def members(self, shard: int) -> str:
+        """SET of worker ids of a shard; healed by each heartbeat."""
+        return f"{self._tag(shard)}:members"
+
+    def worker(self, worker: WorkerId) -> str:
+        """HASH info, load, epoch; rewritten whole by each heartbeat, expires after a lease."""
+        return f"{self._tag(self.shard_of(worker))}:w:{worker}"
+
+    def log(self, shard: int) -> str:
+        """STREAM of event batches of a shard's workers."""
+        return f"{self._tag(shard)}:log"
+
+    def manifest(self, worker: WorkerId, epoch: Epoch) -> str:
+        """HASH epoch, seq: says up to which batch the checkpoint chunks are complete."""
+        return f"{self._tag(self.shard_of(worker))}:ck:{worker}:{epoch}:m"
+
+    def chunk(self, worker: WorkerId, epoch: Epoch, chunk: int) -> str:
+        """STRING of packed keys whose top bits are ``chunk``."""
+        return f"{self._tag(self.shard_of(worker))}:ck:{worker}:{epoch}:{chunk}"
+
+    def bookings(self, gateway: str) -> str:
+        """STRING: the work one gateway has booked, by worker."""
+        return f"hw:{{{self.deployment}.g}}:load:{gateway}"

@@ -1,0 +1,54 @@
+"""Typed settings: defaults < TOML file < environment < flags, into frozen structs.
+
+Unknown keys are an error with a suggestion; every error names the key, the value and the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+
+def doc(text: str) -> msgspec.Meta:
+    """One line for ``docs/configuration.md`` and ``--help``."""
+    return msgspec.Meta(description=text)
+
+
+class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shared index. Optional at run time: without it routing goes on from local knowledge."""
+
+    url: Annotated[str, doc("redis://, rediss:// or unix:// URL; 'none' works without Redis.")] = (
+        "none"
+    )
+    timeout_ms: Annotated[
+        Annotated[float, msgspec.Meta(gt=0)], doc("A command without a reply by then failed.")
+    ] = 500.0
+
+
+class DeploymentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What gateways and workers of one deployment must agree on."""
+
+    name: Annotated[
+        Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")],
+        doc("Namespace of all Redis keys."),
+    ] = "headwater"
+    secret: Annotated[
+        str, doc("Keys the block hashes; the same on gateways and workers. Empty: the name is used.")
+    ] = ""
+
+    @property
+    def hash_key(self) -> bytes:
+        """Key of the hash chain's root."""
+        return (self.secret or self.name).encode()
+
+
+class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Log lines go to stderr, one JSON object each, or readable text on a terminal."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least level shown.")] = (
+        "info"
+    )
+    format: Annotated[
+        Literal["auto", "json", "text"], doc("auto is text on a terminal and JSON elsewhere.")
+    ] = "auto"

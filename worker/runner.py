@@ -1,0 +1,108 @@
+"""The seam between scheduling and computing: a plan value goes in, a result value comes out.
+
+``fake_runner.FakeRunner`` (no torch, deterministic) and ``model.runner.TorchRunner`` implement it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.sequence import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute ``tokens`` of one sequence at positions ``start ...``.
+
+    KV of positions before ``start`` is already in ``blocks``; the runner writes KV of the new
+    positions there: position p lives in block ``blocks[p // block_size]``, slot ``p % block_size``.
+    """
+
+    seq_id: str
+    start: int
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+    sample: bool
+    """Sample the next token after the last of ``tokens`` (false for all but a prompt's last chunk)."""
+    params: SamplingParams
+    context: tuple[int, ...] = ()
+    """All tokens so far, for penalties; given only if ``params`` need it."""
+    prompt_len: int = 0
+    output_len: int = 0
+    """Tokens generated so far: the step counter of a seeded random stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass over chunks of several sequences, at most one chunk per sequence."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural log) of a sampled token and of the best alternatives, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Sampled token per sequence id, for exactly the chunks with ``sample``."""
+
+    tokens: dict[str, int]
+    logprobs: dict[str, TokenLogprob]
+    seconds: float
+    """Wall time of the pass."""
+
+
+class Runner(Protocol):
+    """Executes plans. Called from the engine thread only."""
+
+    @property
+    def n_blocks(self) -> int:
+        """KV blocks that exist."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in ``range(vocab_size)``."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer unless ``ignore_eos``."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole."""
+        ...
+
+    def forget(self, seq_id: str) -> None:
+        """Drop per-sequence state (random streams); unknown ids are fine."""
+        ...
+
+    def close(self) -> None:
+        """Free memory; no call follows."""
+        ...
+
+
+class RunnerError(Exception):
+    """A step failed; its sequences end with an error, the engine goes on."""
