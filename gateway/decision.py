@@ -1,0 +1,129 @@
+"""What the router hands out and takes back: plain values, no behaviour beyond reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.records import Outcome
+from gateway.routing.base import Query, Scored, Trust, WorkerState
+from shared.errors import ApiError
+from shared.openai import Usage
+from shared.types import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How much of a prompt was known, and where, at the moment of a decision. All in tokens."""
+
+    matchable_tokens: int = 0
+    """What could match at best: whole blocks without the last token."""
+    seen_tokens: int = 0
+    """Longest prefix this gateway ever saw served (bounded memory)."""
+    available_tokens: int = 0
+    """Best usable overlap on any live worker, draining and ejected ones included."""
+    draining_tokens: int = 0
+    """The part of ``available_tokens`` that no worker open to new requests holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A decision: the candidates in the order in which they should be tried."""
+
+    query: Query
+    policy: str
+    order: tuple[Scored, ...]
+    overlap: Overlap
+    decided: float
+    """Monotonic seconds."""
+    predicted_ttft_s: float
+    """From the decision to the first token, on the chosen worker."""
+
+    @property
+    def chosen(self) -> Scored:
+        """The worker to try now."""
+        return self.order[0]
+
+    @property
+    def worker(self) -> WorkerId:
+        """Id of the chosen worker."""
+        return self.order[0].candidate.worker.id
+
+    @property
+    def matched_tokens(self) -> int:
+        """Usable overlap expected on the chosen worker."""
+        return self.order[0].candidate.matched_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Nobody can take the request; ``error`` is what the client sees."""
+
+    error: ApiError
+    reason: str
+    """``no_worker``, ``model_not_found`` or ``all_tried``: bounded, fit for a metric label."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What a caller must know to turn a prompt of this model into keys."""
+
+    canonical: str
+    """The name that enters the hash scope."""
+    tokenizer: str
+    """Fingerprint of the workers' tokenizer bundle; empty = unknown."""
+    workers: tuple[WorkerId, ...]
+    min_block_size: int
+    max_model_len: int
+    """Longest prompt + answer that some worker takes; 0 = unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker as ``/admin/workers`` and the metrics show it."""
+
+    id: WorkerId
+    url: str
+    models: tuple[str, ...]
+    engine: str
+    state: WorkerState
+    reason: str
+    """Why it is not ready; empty if it is."""
+    trust: Trust
+    trust_reason: str
+    block_size: int
+    epoch: int
+    inflight: int
+    booked_prefill_s: float
+    booked_tokens: int
+    index_blocks: int
+    prefill_s_per_token: float
+    failure_rate: float
+    running: int
+    """As the worker said last."""
+    waiting: int
+    load_age_s: float | None
+    """None = it never told its load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended, as its caller saw it."""
+
+    outcome: Outcome
+    status: int
+    """HTTP status of the worker's answer, or the one the client gets if there was none."""
+    usage: Usage | None = None
+    output_tokens: int = 0
+    """Content events seen; used where the engine reports no usage."""
+    itl_s: float | None = None
+    """Mean time between content events, seconds."""
+    final: bool = True
+    """No further attempt follows."""
+    route: str = ""
+    """Route of the request, e.g. ``/v1/chat/completions``."""
+    wall_at: float = 0.0
+    """Wall clock when the request arrived, seconds since the epoch."""
+
+
+Ranking = Sequence[Scored]
