@@ -28,7 +28,7 @@ def pick_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture()
+@pytest.fixture
 def free_port() -> Callable[[], int]:
     """Call it for a free loopback port."""
     return pick_port
@@ -111,7 +111,7 @@ class RedisServer:
         self.process.send_signal(signal.SIGCONT)
 
 
-@pytest.fixture()
+@pytest.fixture
 def redis_server_factory(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """``factory(kind="newest", *options)`` starts one more server."""
     servers: list[RedisServer] = []
@@ -179,7 +179,7 @@ FAST_FAKE = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def worker_process(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """``factory(*flags, env={}, wait=True)`` starts one more worker, the quick fake by default.
 
