@@ -1,0 +1,54 @@
+# Verbs of the project. `make` alone lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Another wheel index for torch only, e.g. the one with CPU or CUDA builds that fits your machine.
+TORCH_INDEX ?=
+STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt scripts/setup.sh tests/node/package.json 2>/dev/null | cksum | cut -d' ' -f1)
+PYTEST := $(BIN)/python -P -m pytest
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up test test-slow test-compose check format bench docs clean
+
+help: ## list the verbs
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+$(STAMP):
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh
+	@rm -f $(VENV)/.setup-*; touch $@
+
+setup: $(STAMP) ## make the virtual environment and everything that the other verbs need
+
+up: setup ## a local cluster on a real model: http://127.0.0.1:8000 (ARGS="--workers 2 --fake" passes flags)
+	@exec $(BIN)/headwater up $(ARGS)
+
+test: setup ## unit, contract, property and integration tests
+	$(PYTEST) tests -m "not slow and not compose" $(ARGS)
+
+test-slow: setup ## deep property runs, soak, the equality proof on the real model
+	HYPOTHESIS_PROFILE=deep $(PYTEST) tests -m slow $(ARGS)
+
+test-compose: setup ## build and run compose.yaml for real (needs docker compose)
+	$(PYTEST) tests/compose -m compose $(ARGS)
+
+check: setup ## lint, format, strict types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --config pyproject.toml
+
+format: setup ## apply the formatter and the safe fixes of the linter
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## the measured figures of README.md, on this machine (minutes)
+	$(BIN)/python -P bench/demo.py $(ARGS)
+
+docs: setup ## regenerate docs/configuration.md from the code
+	$(BIN)/python -P -m gateway.cli.configdoc docs/configuration.md
+
+clean: ## remove what the other verbs made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

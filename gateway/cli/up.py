@@ -1,0 +1,137 @@
+"""``headwater up``: a whole local cluster in one process tree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from gateway.ledger import default_dir
+
+from gateway.cluster import plan, status
+from gateway.cluster.child import ChildFailed
+from gateway.cluster.plan import ClusterOptions
+from gateway.cluster.redisserver import server_spec
+from gateway.cluster.supervisor import Supervisor
+from shared.errors import ConfigError
+
+app = typer.Typer()
+
+
+class PolicyName(StrEnum):
+    """Policies by name."""
+
+    COST = "cost"
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    LEAST_LOADED = "least_loaded"
+    LONGEST_PREFIX = "longest_prefix"
+    PREFIX_HASH = "prefix_hash"
+
+
+@app.command(
+    epilog="Example: headwater up --workers 2 --model smollm2, then POST to "
+    "http://127.0.0.1:8000/v1/chat/completions"
+)
+def up(
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 2,
+    model: Annotated[
+        str, typer.Option(help="Directory, hub id or GGUF file; smollm2 is the small default.")
+    ] = "smollm2",
+    gateways: Annotated[int, typer.Option(min=1, help="Number of gateways.")] = 1,
+    port: Annotated[
+        int,
+        typer.Option(min=1, max=65000, help="First gateway's port; the next ones +10, admin +1."),
+    ] = 8000,
+    worker_port: Annotated[
+        int, typer.Option(min=1, max=65000, help="First worker's port; the next ones +1.")
+    ] = plan.FIRST_WORKER_PORT,
+    redis: Annotated[
+        str, typer.Option(help="URL of a server; auto starts one; none works without.")
+    ] = "auto",
+    policy: Annotated[
+        PolicyName | None, typer.Option(help="Routing policy (default: cost).")
+    ] = None,
+    fake: Annotated[bool, typer.Option("--fake", help="Workers without torch.")] = False,
+    kv_blocks: Annotated[
+        int, typer.Option(min=0, help="KV blocks per worker; 0 takes what fits in memory.")
+    ] = 0,
+) -> None:
+    """A local cluster: Redis, workers and gateway(s). Ctrl-C stops all of it."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    options = ClusterOptions(
+        workers=workers,
+        gateways=gateways,
+        port=port,
+        model=model,
+        policy=policy.value if policy is not None else None,
+        fake=fake,
+        threads=max(1, cores // workers),
+        worker_flags=("--kv-blocks", str(kv_blocks)) if kv_blocks else (),
+        worker_port=worker_port,
+    )
+    check_ports(options)
+    raise typer.Exit(asyncio.run(run_cluster(options, redis)))
+
+
+def check_ports(options: ClusterOptions) -> None:
+    """Raise ``ConfigError`` for a port that is taken, before anything is started."""
+    wanted = [("port", port) for pair in plan.gateway_ports(options) for port in pair]
+    wanted += [("worker-port", options.worker_port + i) for i in range(options.workers)]
+    for key, port in wanted:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise ConfigError(key, port, f"cannot listen there: {error.strerror}") from error
+
+
+def state_dir() -> Path:
+    """Where logs go: ``$XDG_STATE_HOME/headwater``."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "headwater"
+
+
+async def run_cluster(options: ClusterOptions, redis: str) -> int:
+    """Start, show, wait for Ctrl-C, stop; returns the exit code."""
+    logs = state_dir() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    ledger = Path(os.environ.get("HEADWATER_LEDGER__DIR") or default_dir(os.environ))
+    supervisor = Supervisor(say)
+    supervisor.watch_signals()
+    with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
+        try:
+            redis_url = redis
+            if redis == "auto":
+                spec, redis_url = server_spec(Path(folder), logs / "redis.log")
+                await supervisor.start([spec], wait=True)
+            what = "fake workers" if options.fake else f"{options.model} workers"
+            say(
+                f"starting {options.workers} {what}, {options.threads} thread(s) each; logs: {logs}"
+            )
+            await supervisor.start(plan.worker_specs(options, redis_url, logs), wait=False)
+            gateways = plan.gateway_specs(options, redis_url, logs, ledger)
+            await supervisor.start(gateways, wait=True)
+            if not supervisor.leaving:
+                for port, _ in plan.gateway_ports(options):
+                    say(f"ready http://127.0.0.1:{port}")
+                await status.show(options, supervisor)
+        except ChildFailed as failure:
+            typer.echo(f"headwater: {failure}", err=True)
+            return failure.code
+        finally:
+            await supervisor.stop()
+    return 0
+
+
+def say(text: str) -> None:
+    """One line for the user, at once even into a pipe."""
+    typer.echo(text)
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""``headwater up``: Redis, workers and gateways as one process tree on this machine."""

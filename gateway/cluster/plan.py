@@ -1,0 +1,74 @@
+"""Which processes a local cluster consists of, and on which ports. Starts nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.cluster.child import ChildSpec
+
+FIRST_WORKER_PORT = 8100
+GATEWAY_PORT_STEP = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What the user asked ``headwater up`` for."""
+
+    workers: int
+    gateways: int
+    port: int
+    model: str
+    policy: str | None
+    fake: bool
+    threads: int
+    """CPU threads per worker."""
+    worker_flags: tuple[str, ...] = ()
+    """Handed to each worker as they are."""
+    worker_port: int = FIRST_WORKER_PORT
+
+
+def worker_urls(options: ClusterOptions) -> list[str]:
+    """Base URLs of the workers."""
+    return [f"http://127.0.0.1:{options.worker_port + i}" for i in range(options.workers)]
+
+
+def gateway_ports(options: ClusterOptions) -> list[tuple[int, int]]:
+    """(public, admin) port of each gateway."""
+    first = options.port
+    return [
+        (first + i * GATEWAY_PORT_STEP, first + i * GATEWAY_PORT_STEP + 1)
+        for i in range(options.gateways)
+    ]
+
+
+def worker_specs(options: ClusterOptions, redis_url: str, logs: Path) -> list[ChildSpec]:
+    """One child per worker, with its share of the cores."""
+    specs = []
+    for index in range(options.workers):
+        flags = ["--port", str(options.worker_port + index), "--redis", redis_url]
+        model = "fake" if options.fake else options.model
+        flags += ["--model", model, "--threads", str(options.threads), *options.worker_flags]
+        # several workers share the cores: threads that spin while they wait for each other would
+        # halve everybody's speed
+        env = {"GOMP_SPINCOUNT": "0", "OMP_NUM_THREADS": str(options.threads)}
+        argv = (sys.executable, "-P", "-m", "worker", *flags)
+        specs.append(ChildSpec(f"worker {index}", argv, logs / f"worker-{index}.log", env))
+    return specs
+
+
+def gateway_specs(
+    options: ClusterOptions, redis_url: str, logs: Path, ledger: Path
+) -> list[ChildSpec]:
+    """One child per gateway; the workers are named to it, so that it finds them without Redis."""
+    specs = []
+    for index, (port, admin_port) in enumerate(gateway_ports(options)):
+        flags = ["--port", str(port), "--admin-port", str(admin_port), "--redis", redis_url]
+        flags += ["--workers", ",".join(worker_urls(options))]
+        if options.policy is not None:
+            flags += ["--policy", options.policy]
+        env = {"HEADWATER_LEDGER__DIR": str(ledger)}
+        argv = (sys.executable, "-P", "-m", "gateway", *flags)
+        specs.append(ChildSpec(f"gateway {index}", argv, logs / f"gateway-{index}.log", env))
+    return specs

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Makes the virtual environment with all extras, pinned by constraints.txt. Called by `make setup`.
+#   PYTHON       interpreter to use (>= 3.11)          VENV  where the environment goes
+#   TORCH_INDEX  a wheel index for torch alone; empty takes the default index
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3} VENV=${VENV:-.venv} TORCH_INDEX=${TORCH_INDEX:-}
+
+need() { # need PROGRAM PACKAGE...: a program from the system's packages
+  local program=$1; shift
+  command -v "$program" >/dev/null && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing $* (for $program)"
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  else
+    echo "setup: $program is missing; run: sudo apt-get install $*" >&2
+    exit 1
+  fi
+}
+
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "setup: $PYTHON is older than 3.11; set PYTHON=..." >&2
+  exit 2
+}
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV" || {
+  need "$PYTHON-venv" python3-venv
+  "$PYTHON" -m venv "$VENV"
+}
+pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -q -c constraints.txt)
+# torch comes first and alone: it is the one package whose build depends on the machine
+if [ -n "$TORCH_INDEX" ]; then
+  "${pip[@]}" --index-url "$TORCH_INDEX" torch
+else
+  "${pip[@]}" torch
+fi
+"${pip[@]}" -e '.[worker,redis-server,dev]'
+
+# the Node client of the API is one of the tests
+need node nodejs
+need npm npm
+npm ci --silent --no-audit --no-fund --prefix tests/node
+echo "setup: done in $VENV"

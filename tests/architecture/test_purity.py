@@ -1,0 +1,118 @@
+"""The layer rules that import-linter cannot express: what a pure module may not contain."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PURE = (
+    "shared/blocks.py shared/paging.py shared/events.py shared/load.py shared/openai.py "
+    "shared/sse.py shared/errors.py shared/rediskeys.py shared/types.py gateway/router.py "
+    "gateway/fleet.py gateway/learn.py gateway/records.py gateway/accounting.py "
+    "gateway/config.py gateway/index/base.py gateway/index/table.py worker/config.py "
+    "worker/sequence.py worker/scheduler.py worker/runner.py worker/detokenise.py"
+).split()
+PURE_FOLDERS = ("gateway/routing", "gateway/engines")
+FORBIDDEN = {
+    *("asyncio", "aiohttp", "httpx", "redis", "time", "random", "os", "logging", "structlog"),
+    *("socket", "threading", "subprocess", "datetime", "secrets", "uuid"),
+}
+
+
+def pure_files() -> list[Path]:
+    """Every module that the architecture marks as pure."""
+    folders = [p for name in PURE_FOLDERS for p in sorted((ROOT / name).glob("*.py"))]
+    return [ROOT / name for name in PURE] + folders
+
+
+def violations(tree: ast.AST) -> list[str]:
+    """What in a module breaks purity."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            found.append(f"line {node.lineno}: async code")
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+            # the *type* of an RNG that comes in as an argument is no source of randomness
+            if node.module == "random" and [a.name for a in node.names] == ["Random"]:
+                names = []
+        found += [f"line {node.lineno}: imports {n}" for n in names if n.split(".")[0] in FORBIDDEN]
+    return found
+
+
+@pytest.mark.parametrize("path", pure_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_pure_modules_hold_no_io_clock_or_randomness(path: Path) -> None:
+    assert violations(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from os import environ",
+        "import random",
+        "async def f(): ...",
+        "from random import Random, random",
+        "import redis.asyncio as r",
+    ],
+)
+def test_the_check_finds_each_kind_of_violation(source: str) -> None:
+    assert violations(ast.parse(source))
+
+
+def test_torch_stays_below_worker_model() -> None:
+    heavy = {"torch", "transformers", "safetensors", "gguf", "accelerate", "numpy"}
+    for path in [
+        *ROOT.glob("gateway/**/*.py"),
+        *ROOT.glob("shared/**/*.py"),
+        *ROOT.glob("worker/**/*.py"),
+    ]:
+        if path.is_relative_to(ROOT / "worker" / "model"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            found = {m.split(".")[0] for m in modules} & heavy
+            assert not found, f"{path.relative_to(ROOT)}:{node.lineno} imports {found}"
+
+
+@pytest.mark.parametrize(
+    "module", ["gateway.build", "gateway.cli.up", "worker.build", "worker.cli"]
+)
+def test_importing_a_command_does_not_load_torch(module: str) -> None:
+    code = (
+        f"import sys, {module}; "
+        "sys.exit(','.join(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_contracts_hold() -> None:
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "lint-imports"),
+            "--config",
+            "pyproject.toml",
+            "--no-cache",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
