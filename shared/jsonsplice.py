@@ -1,0 +1,129 @@
+"""Edits of a JSON object's bytes that leave every other byte as it was. Pure.
+
+A request is never re-serialised: unknown fields, big integers, key order and white space survive.
+This module finds *where* a top-level value lies; the strings are skipped by a regular expression,
+so a long prompt costs one match.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_SCALAR = re.compile(rb"[^\s,\]}\"\[{:]+")
+_NESTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+
+
+class NotAnObject(ValueError):
+    """The bytes are no JSON object. ``openai.parse`` refuses such a body before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace ``raw[start:end]`` with ``text``."""
+
+    start: int
+    end: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One ``key: value`` of an object; ``raw[start:end]`` is the value."""
+
+    key: str
+    start: int
+    end: int
+
+
+def _skip(raw: bytes, at: int) -> int:
+    """First position at or after ``at`` that is no white space."""
+    found = _SPACE.match(raw, at)
+    return found.end() if found else at
+
+
+def _value_end(raw: bytes, at: int) -> int:
+    """Position after the value that starts at ``at``."""
+    first = raw[at : at + 1]
+    if first == b'"':
+        found = _STRING.match(raw, at)
+    elif first in (b"{", b"["):
+        depth = 0
+        for piece in _NESTED.finditer(raw, at):
+            mark = raw[piece.start()]
+            if mark in b"[{":
+                depth += 1
+            elif mark in b"]}":
+                depth -= 1
+                if depth == 0:
+                    return piece.end()
+        found = None
+    else:
+        found = _SCALAR.match(raw, at)
+    if found is None:
+        raise NotAnObject(f"no JSON value at byte {at}")
+    return found.end()
+
+
+def open_object(raw: bytes, at: int = 0) -> int:
+    """Position right after the ``{`` of the object that starts at ``at`` (white space skipped)."""
+    start = _skip(raw, at)
+    if raw[start : start + 1] != b"{":
+        raise NotAnObject(f"no JSON object at byte {start}")
+    return start + 1
+
+
+def members(raw: bytes, at: int = 0) -> Iterator[Member]:
+    """Members of the object that starts at ``at``, in order, duplicates included."""
+    position = _skip(raw, open_object(raw, at))
+    while raw[position : position + 1] != b"}":
+        found = _STRING.match(raw, position)
+        if found is None:
+            raise NotAnObject(f"no key at byte {position}")
+        quoted = found.group()
+        key = str(json.loads(quoted)) if b"\\" in quoted else quoted[1:-1].decode()
+        colon = _skip(raw, found.end())
+        if raw[colon : colon + 1] != b":":
+            raise NotAnObject(f"no colon at byte {colon}")
+        start = _skip(raw, colon + 1)
+        end = _value_end(raw, start)
+        yield Member(key, start, end)
+        position = _skip(raw, end)
+        if raw[position : position + 1] == b",":
+            position = _skip(raw, position + 1)
+        elif raw[position : position + 1] != b"}":
+            raise NotAnObject(f"no comma at byte {position}")
+
+
+def set_member(raw: bytes, key: str, value: bytes, at: int = 0) -> list[Edit]:
+    """Edits that give ``key`` of the object at ``at`` the JSON ``value``.
+
+    Every duplicate is changed, so that the result does not depend on which one a reader takes. An
+    absent key goes in front: the end of the object need not be looked for.
+    """
+    edits = [Edit(m.start, m.end, value) for m in members(raw, at) if m.key == key]
+    return edits or [insert_first(raw, key, value, at)]
+
+
+def insert_first(raw: bytes, key: str, value: bytes, at: int = 0) -> Edit:
+    """The edit that puts ``key: value`` in front of the object at ``at``."""
+    inside = open_object(raw, at)
+    first = _skip(raw, inside)
+    empty = raw[first : first + 1] == b"}"
+    text = json.dumps(key).encode() + b":" + value + (b"" if empty else b",")
+    return Edit(inside, inside, text)
+
+
+def apply(raw: bytes, edits: list[Edit]) -> bytes:
+    """``raw`` with non-overlapping edits made."""
+    pieces: list[bytes] = []
+    position = 0
+    for edit in sorted(edits, key=lambda e: e.start):
+        pieces += (raw[position : edit.start], edit.text)
+        position = edit.end
+    pieces.append(raw[position:])
+    return b"".join(pieces)

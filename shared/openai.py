@@ -1,0 +1,186 @@
+"""A typed view of OpenAI generation requests, of usage and of error bodies. Pure.
+
+``parse`` checks what routing needs and refuses what no engine can take; the range of a sampling
+value stays the engine's business. An explicit null is the same as an absent field. The raw bytes
+are kept and are what a worker gets; an edit is a splice (``shared.jsonsplice``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from shared.checks import CHECKS, Prompt, check_messages, check_prompt, count, json_name
+from shared.errors import ApiError, BadRequest
+from shared.jsonsplice import Edit, apply, members, set_member
+
+_DECODER = msgspec.json.Decoder()
+_ENCODER = msgspec.json.Encoder()
+
+
+class RouteKind(StrEnum):
+    """Which form a request has."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class GenerateRequest:
+    """One request as far as we look into it. Compared by identity."""
+
+    kind: RouteKind
+    model: str | None
+    """None if missing, null or empty."""
+    messages: list[dict[str, Any]] | None
+    """Chat only: not empty, each with a string ``role``."""
+    prompt: Prompt | None
+    """Completions only; token ids are 0 <= id < 2**32."""
+    stream: bool
+    include_usage: bool
+    """The client itself asked for the usage event of a stream."""
+    max_tokens: int | None
+    """``max_completion_tokens`` if given, else ``max_tokens``; its range is not checked here."""
+    n: int
+    """>= 1."""
+    tools: list[dict[str, Any]] | None
+    documents: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    add_special_tokens: bool
+    """Whether the tokenizer adds its BOS and the like: True for completions, False for chat."""
+    cache_salt: str | None
+    session: str | None
+    """``session_id``, else ``prompt_cache_key``. ``user`` names a person, not a session."""
+    raw: bytes
+    """The body as it came."""
+    fields: dict[str, Any]
+    """The decoded body, unknown fields included."""
+
+
+def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
+    """Read a request; raises :class:`BadRequest` with ``param`` set where one field is to blame."""
+    fields = decode_object(body)
+    for name, check in CHECKS.items():
+        value = fields.get(name)
+        if value is not None:
+            check(name, value)
+    chat = kind is RouteKind.CHAT
+    messages = check_messages(fields.get("messages")) if chat else None
+    add_prompt, proceed = _ending(fields)
+    options: dict[str, Any] = fields.get("stream_options") or {}
+    limit = fields.get("max_completion_tokens")
+    special = fields.get("add_special_tokens")
+    return GenerateRequest(
+        kind=kind,
+        model=fields.get("model") or None,
+        messages=messages,
+        prompt=None if chat else check_prompt(fields.get("prompt")),
+        stream=bool(fields.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        max_tokens=fields.get("max_tokens") if limit is None else limit,
+        n=count(fields.get("n")),
+        tools=fields.get("tools"),
+        documents=fields.get("documents"),
+        chat_template_kwargs=fields.get("chat_template_kwargs") or {},
+        add_generation_prompt=add_prompt,
+        continue_final_message=proceed,
+        add_special_tokens=(not chat) if special is None else special,
+        cache_salt=fields.get("cache_salt") or None,
+        session=fields.get("session_id") or fields.get("prompt_cache_key") or None,
+        raw=body,
+        fields=fields,
+    )
+
+
+def _ending(fields: dict[str, Any]) -> tuple[bool, bool]:
+    """(add a generation prompt, continue the last message)."""
+    proceed = bool(fields.get("continue_final_message"))
+    add = fields.get("add_generation_prompt")
+    if proceed and add:
+        raise BadRequest(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+        )
+    return (not proceed if add is None else add), proceed
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in ``body``; raises :class:`BadRequest` for anything else."""
+    try:
+        decoded = _DECODER.decode(body)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.") from None
+    if not isinstance(decoded, dict):
+        raise BadRequest(f"The body must be a JSON object, not {json_name(decoded)}.")
+    return decoded
+
+
+# --- asking for usage, reading usage, errors ---------------------------------------------------
+
+
+def usage_edits(raw: bytes) -> list[Edit]:
+    """The splices that make ``stream_options.include_usage`` true in a request body."""
+    edits: list[Edit] = []
+    for member in members(raw):
+        if member.key == "stream_options":
+            if raw[member.start : member.start + 1] == b"{":
+                edits += set_member(raw, "include_usage", b"true", member.start)
+            else:
+                edits.append(Edit(member.start, member.end, b'{"include_usage":true}'))
+    return edits or set_member(raw, "stream_options", b'{"include_usage":true}')
+
+
+def with_usage(raw: bytes) -> bytes:
+    """``raw``, a body that passed :func:`parse`, asking for the usage event."""
+    return apply(raw, usage_edits(raw))
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What an engine counted, in tokens."""
+
+    prompt: int
+    completion: int
+    cached: int | None = None
+    """Prompt tokens that came from the cache; None = not reported (which is not 0)."""
+
+
+def _tokens(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def read_usage(obj: object) -> Usage | None:
+    """Usage of a decoded answer or stream chunk; None if it carries none."""
+    usage = obj.get("usage") if isinstance(obj, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    prompt = _tokens(usage.get("prompt_tokens"))
+    completion = _tokens(usage.get("completion_tokens"))
+    if prompt is None:
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return Usage(prompt, completion or 0, cached)
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """The ``usage`` object of an answer."""
+    body: dict[str, Any] = {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+    }
+    if usage.cached is not None:
+        body["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+    return body
+
+
+def error_body(error: ApiError) -> bytes:
+    """The JSON body of an error, also what goes into an SSE ``data`` field."""
+    return _ENCODER.encode(error.body())
