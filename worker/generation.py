@@ -1,0 +1,87 @@
+"""What the server hands to the engine and what it gets back; all values, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+
+import msgspec
+
+from worker.runner import TokenLogprob
+from worker.sequence import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to generate (``n`` choices are ``n`` requests with the same prompt)."""
+
+    id: str
+    """Unique among the requests in flight."""
+    prompt_tokens: Tokens[int]
+    params: SamplingParams
+    scope_root: bytes
+    """Chain root (16 B) from ``shared.blocks.Scope.root``: KV is shared only within it."""
+    priority: int = 0
+    """Lower runs first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to an answer. The counts are totals so far, not increments.
+
+    ``text`` may be empty (an unfinished character, a possible stop string, a special token) and may
+    belong to earlier tokens than ``token_ids``; joined over the answer both are complete.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    """One per token of ``token_ids``; None unless asked for."""
+    finish: FinishReason | None
+    """Set on the last delta, and only there."""
+    cached_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    """Includes the end token, if one ended the answer."""
+    stop_reason: int | str | None = None
+    """The token id or the stop string that ended the answer; None at any other end. The text of
+    an end token is not part of the answer, its id is the last of ``token_ids``."""
+    error: str | None = None
+    """Why, when ``finish`` is ``ERROR``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One forward pass, for histograms."""
+
+    kind: str
+    """``prefill``, ``decode`` or ``mixed``."""
+    seconds: float
+    tokens: int
+    sequences: int
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Totals since start, and the state after the latest step."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    prefill_cached_tokens: int = 0
+    """Prompt tokens taken from the cache at first admission."""
+    prefill_computed_tokens: int = 0
+    """Prompt tokens computed for the first time."""
+    prefill_recomputed_tokens: int = 0
+    """Tokens computed again after a preemption."""
+    decode_tokens: int = 0
+    preemptions: int = 0
+    held_back: int = 0
+    """Requests that waited for a sibling to compute their shared prefix."""
+    steps: dict[str, int] = {}
+    """Steps by kind."""
+    step_seconds: dict[str, float] = {}
+    """Seconds in steps, by kind."""
+    batch_tokens: int = 0
+    """Tokens of the latest step."""
