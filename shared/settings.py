@@ -1,6 +1,7 @@
 """Typed settings: defaults < TOML file < environment < flags, into frozen structs.
 
 Unknown keys are an error with a suggestion; every error names the key, the value and the reason.
+The loading itself is in ``shared.layers``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+
+from shared.layers import load
+
+__all__ = ["DeploymentConfig", "LogConfig", "RedisConfig", "doc", "load"]
 
 
 def doc(text: str) -> msgspec.Meta:
@@ -34,7 +39,8 @@ class DeploymentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc("Namespace of all Redis keys."),
     ] = "headwater"
     secret: Annotated[
-        str, doc("Keys the block hashes; the same on gateways and workers. Empty: the name is used.")
+        str,
+        doc("Keys the block hashes, the same in all processes; empty takes the name."),
     ] = ""
 
     @property
