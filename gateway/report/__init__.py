@@ -1,0 +1,19 @@
+"""The hit-rate report: what of the prompts could be reused, was, and where the rest went."""
+
+from gateway.report.jsonform import to_json
+from gateway.report.load import EmptyLedger, LedgerError
+from gateway.report.model import Report
+from gateway.report.sources import parse_since
+from gateway.report.summary import parse_by, summarise
+from gateway.report.text import to_text
+
+__all__ = [
+    "EmptyLedger",
+    "LedgerError",
+    "Report",
+    "parse_by",
+    "parse_since",
+    "summarise",
+    "to_json",
+    "to_text",
+]

@@ -1,0 +1,211 @@
+"""Ledger files into one table of a database in memory that spills to disk, each record checked.
+
+Table ``attempts``: one row per attempt with the fields of the line, the token terms as
+``t_prompt`` ... ``t_gained``, and ``depth``: how much of what could match was
+delivered (``none partial full``, ``unknown`` where the engine told nothing). View ``finals``: the
+final attempts, one per request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+
+from gateway.ledger import FLOW_KEYS, Dropped
+from gateway.records import RequestRecord, TokenFlow
+from gateway.report.sources import BadLine, scan
+from shared.errors import ConfigError, HeadwaterError
+
+TERMS = TokenFlow.__struct_fields__
+NAMED_LINES = 5
+"""How many unreadable lines are named; all are counted."""
+
+_TEXT = ("id", "route", "model", "tenant", "family", "policy", "worker", "trust")
+_FLOW = ", ".join(f'"{key}" BIGINT' for key in FLOW_KEYS.values())
+_COLUMNS = {
+    "at": "DOUBLE",
+    **dict.fromkeys(_TEXT, "VARCHAR"),
+    "try": "INTEGER",
+    "final": "BOOLEAN",
+    "outcome": "VARCHAR",
+    "status": "INTEGER",
+    "flow": f"STRUCT({_FLOW})",
+    "out": "BIGINT",
+    **dict.fromkeys(("decided_s", "ttft_s", "total_s", "itl_s", "predicted_s"), "DOUBLE"),
+    "reported": "BOOLEAN",
+    "dropped": "BIGINT",
+}
+
+
+class LedgerError(HeadwaterError):
+    """A ledger that cannot be reported on honestly: a record is no record or does not close."""
+
+
+class EmptyLedger(HeadwaterError):
+    """There is nothing to report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The open database and what was learned while it was filled."""
+
+    db: duckdb.DuckDBPyConnection
+    files: tuple[Path, ...]
+    since: float | None
+    records: int
+    skipped: int
+    """Lines that hold no JSON: cut off by a crash, or being written at this moment."""
+    skipped_named: tuple[BadLine, ...]
+    """The first of them."""
+    dropped: int
+    """Records that gateways had to drop, as told by the ledger."""
+
+
+@contextmanager
+def load(files: Sequence[Path], since: float | None, memory: str = "1GB") -> Iterator[Loaded]:
+    """Read all files; the database lives until the context ends.
+
+    :param since: seconds since the epoch; earlier records are left out.
+    :param memory: beyond this much the table goes to a temporary folder.
+    :raises LedgerError: a line is JSON but no record, or a record's sums do not close.
+    :raises EmptyLedger: no record in that time.
+    :raises ConfigError: a file cannot be read.
+    """
+    if not files:
+        raise EmptyLedger("no ledger files there: no request has been recorded yet")
+    with TemporaryDirectory(prefix="headwater-report-") as spill:
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": memory,
+            "temp_directory": spill,
+            "preserve_insertion_order": False,
+        }
+        with duckdb.connect(":memory:", config=settings) as db:
+            named = _fill(db, files, since)
+            skipped = _count(db, "SELECT count(*) FROM attempts WHERE at IS NULL")
+            dropped = _count(db, "SELECT coalesce(sum(dropped), 0) FROM attempts")
+            db.execute("DELETE FROM attempts WHERE at IS NULL OR dropped IS NOT NULL")
+            db.execute("CREATE VIEW finals AS SELECT * FROM attempts WHERE final")
+            records = _count(db, "SELECT count(*) FROM attempts")
+            loaded = Loaded(
+                db=db,
+                files=tuple(files),
+                since=since,
+                records=records,
+                skipped=max(skipped, len(named)),
+                skipped_named=named[:NAMED_LINES],
+                dropped=dropped,
+            )
+            if not records:
+                raise EmptyLedger(_why_empty(loaded))
+            _refuse_unclosed(db, since)
+            yield loaded
+
+
+def _count(db: duckdb.DuckDBPyConnection, sql: str) -> int:
+    row = db.execute(sql).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _why_empty(loaded: Loaded) -> str:
+    if loaded.skipped_named:
+        first = loaded.skipped_named[0]
+        return f"no records: {loaded.skipped} unreadable lines, first {first.file}:{first.number}"
+    files = loaded.files
+    where = str(files[0]) if len(files) == 1 else f"{len(files)} files"
+    return f"no records in {where}" + ("" if loaded.since is None else " in that time")
+
+
+def _fill(
+    db: duckdb.DuckDBPyConnection, files: Sequence[Path], since: float | None
+) -> tuple[BadLine, ...]:
+    """Create ``attempts``. The strict reader is fast; only when it objects are lines looked at."""
+    incomplete = "dropped IS NULL AND (at IS NULL OR id IS NULL OR route IS NULL OR model IS NULL)"
+    try:
+        _create(db, files, since, strict=True)
+        if not _count(db, f"SELECT count(*) FROM attempts WHERE {incomplete}"):
+            return ()
+    except duckdb.InvalidInputException:
+        pass  # what is wrong is found below, line by line
+    except duckdb.IOException as error:
+        raise ConfigError("ledger", str(files[0].parent), str(error).splitlines()[0]) from error
+    bad = tuple(_torn_lines(files))
+    _create(db, files, since, strict=False)
+    return bad
+
+
+def _torn_lines(files: Sequence[Path]) -> Iterator[BadLine]:
+    for file in files:
+        for number, read in scan(file):
+            if isinstance(read, BadLine):
+                if not read.torn:
+                    raise LedgerError(f"{file}:{number}: not a ledger record: {read.reason}")
+                yield read
+
+
+def _create(
+    db: duckdb.DuckDBPyConnection, files: Sequence[Path], since: float | None, *, strict: bool
+) -> None:
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items())
+    terms = ", ".join(f'coalesce(flow."{key}", 0) AS t_{name}' for name, key in FLOW_KEYS.items())
+    texts = ", ".join(f"coalesce({name}, '') AS {name}" for name in _TEXT[3:])
+    sql = f"""
+        CREATE OR REPLACE TABLE attempts AS
+        SELECT *, CASE WHEN NOT reported OR t_prompt = 0 THEN 'unknown'
+                       WHEN t_delivered = 0 THEN 'none'
+                       WHEN t_delivered >= t_prompt - t_tail THEN 'full'
+                       ELSE 'partial' END AS depth
+        FROM (SELECT filename, at, id, route, model, {texts}, {terms},
+                     coalesce("try", 1) AS try, coalesce(final, true) AS final,
+                     coalesce(outcome, 'ok') AS outcome, coalesce(status, 200) AS status,
+                     coalesce(out, 0) AS out, coalesce(decided_s, 0) AS decided_s, ttft_s,
+                     coalesce(total_s, 0) AS total_s, itl_s, predicted_s,
+                     coalesce(reported, true) AS reported, dropped
+              FROM read_json($files, columns = {{{columns}}}, format = 'newline_delimited',
+                             filename = true, ignore_errors = {"false" if strict else "true"})
+              WHERE at IS NULL OR at >= $since)
+    """
+    names = [re.sub(r"([*?\[])", r"[\1]", str(file)) for file in files]
+    earliest = float("-inf") if since is None else since
+    db.execute(sql, {"files": names, "since": earliest})
+
+
+def problem_of(record: RequestRecord) -> str | None:
+    """Why this record's tokens cannot be summed; None if they close."""
+    try:
+        record.flow.check()
+    except ValueError as error:
+        return str(error)
+    if not record.final and record.flow != TokenFlow():
+        return f"an attempt that is not final carries tokens: {record.flow}"
+    return None
+
+
+def _refuse_unclosed(db: duckdb.DuckDBPyConnection, since: float | None) -> None:
+    """Sums that close for each record close for every group; so each record is checked."""
+    row = db.execute(f"""
+        SELECT filename FROM attempts
+        WHERE least({", ".join(f"t_{name}" for name in TERMS)}) < 0
+           OR t_prompt <> t_tail + t_cold + t_evicted + t_available
+           OR t_available <> t_captured + t_diverted_for_load + t_draining + t_policy
+                             + t_isolation
+           OR t_delivered <> t_captured - t_stale_index - t_token_mismatch - t_unreported
+                             + t_gained
+           OR (NOT final AND greatest({", ".join(f"t_{name}" for name in TERMS)}) > 0)
+        ORDER BY filename LIMIT 1
+    """).fetchone()
+    if row is None:
+        return
+    file = Path(row[0])
+    for number, read in scan(file):
+        if isinstance(read, BadLine | Dropped) or (since is not None and read.at < since):
+            continue
+        problem = problem_of(read)
+        if problem is not None:
+            raise LedgerError(f"{file}:{number}: request {read.request_id}: {problem}")
+    raise LedgerError(f"{file}: a record's sums do not close")

@@ -1,0 +1,85 @@
+"""Ledger files in, a :class:`Report` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.report.load import LedgerError, Loaded, load
+from gateway.report.model import Group, Report, Section, Skipped
+from gateway.report.query import DIMENSIONS, Query
+from gateway.report.savings import savings
+from gateway.report.sources import resolve
+from shared.errors import ConfigError
+
+
+def parse_by(text: str) -> tuple[str, ...]:
+    """``model,tenant`` as a tuple; empty for an empty text.
+
+    :raises ConfigError: a field that a report cannot be grouped by.
+    """
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in DIMENSIONS:
+            raise ConfigError("--by", name, f"is none of {', '.join(DIMENSIONS)}")
+    return names
+
+
+def summarise(
+    paths: Sequence[str | Path],
+    since: float | None = None,
+    by: Sequence[str] = (),
+    *,
+    top_families: int = 10,
+) -> Report:
+    """Read ledgers (files, ``.gz`` too, folders, glob patterns) and sum them up. Blocks.
+
+    :param since: seconds since the epoch; records of requests that arrived earlier are left out.
+    :param by: some of ``DIMENSIONS``; groups for their combinations.
+    :raises ConfigError: a path or a name in ``by`` is wrong.
+    :raises EmptyLedger: no record there.
+    :raises LedgerError: a record's sums do not close, or a line is no record.
+    """
+    by = parse_by(",".join(by))
+    files = resolve(paths)
+    with load(files, since) as loaded:
+        return _assemble(Query(loaded.db, loaded.records), loaded, by, top_families)
+
+
+def _assemble(query: Query, loaded: Loaded, by: Sequence[str], top_families: int) -> Report:
+    total = query.total()
+    groups = query.groups(by) if by else []
+    _verify_groups(total, groups)
+    ((first, last),) = query.rows("SELECT min(at), max(at) FROM attempts")
+    return Report(
+        totals=total.totals,
+        rates=total.rates,
+        lookups=total.lookups,
+        ttft_s=total.ttft_s,
+        itl_s=total.itl_s,
+        since=loaded.since,
+        first_at=first,
+        last_at=last,
+        files=[str(file) for file in loaded.files],
+        records=loaded.records,
+        skipped_lines=loaded.skipped,
+        skipped=[Skipped(str(bad.file), bad.number, bad.reason) for bad in loaded.skipped_named],
+        dropped_records=loaded.dropped,
+        percentiles=query.percentiles,
+        by=list(by),
+        groups=groups,
+        saved=savings(query, total),
+        balance=query.balance(),
+        families=query.families(top_families),
+        outcomes=query.counts("outcome"),
+        statuses=query.counts("status"),
+        attempts=query.attempts(),
+        prediction=query.prediction(),
+    )
+
+
+def _verify_groups(total: Section, groups: Sequence[Group]) -> None:
+    for name, tokens in total.totals.items():
+        summed = sum(group.totals[name] for group in groups)
+        if groups and summed != tokens:
+            raise LedgerError(f"groups do not add up: {name} is {tokens}, its groups {summed}")

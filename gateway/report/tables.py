@@ -1,0 +1,98 @@
+"""How values and tables look on a terminal, and on anything that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.report.model import Number
+
+WIDTH = 100
+_NAME_WIDTH = 34
+
+
+class Page:
+    """Collects text of at most ``width`` columns; colours and rules only where asked for."""
+
+    def __init__(self, *, width: int = WIDTH, colour: bool = False) -> None:
+        self._out = StringIO()
+        self._colour = colour
+        self._console = Console(
+            file=self._out,
+            width=width,
+            force_terminal=colour,
+            color_system="standard" if colour else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line, wrapped if it is too long."""
+        self._console.print(Text(printable(text), style=style))
+
+    def heading(self, text: str) -> None:
+        """A blank line and a title."""
+        self.line()
+        self.line(text, "bold")
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1
+    ) -> None:
+        """A table whose first ``names`` columns are text on the left; the others are numbers."""
+        table = Table(
+            box=box.SIMPLE_HEAD if self._colour else None, pad_edge=False, padding=(0, 2, 0, 0)
+        )
+        for index, column in enumerate(columns):
+            if index < names:
+                table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=_NAME_WIDTH)
+            else:
+                table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        self._console.print(table)
+
+    def text(self) -> str:
+        """All of it, without blanks at line ends."""
+        return "\n".join(line.rstrip() for line in self._out.getvalue().splitlines()) + "\n"
+
+
+def printable(text: str) -> str:
+    """Text without control characters: names come from clients and must not drive a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def per_hundred(part: int, whole: int) -> str:
+    """``part`` of every 100 of ``whole``; never rounded to nothing or to all."""
+    if not whole:
+        return "-"
+    value = 100 * part / whole
+    if part and value < 0.05:
+        return "<0.1"
+    if part < whole and value >= 99.95:
+        return ">99.9"
+    return f"{value:.1f}"
+
+
+def percent(value: Number) -> str:
+    """A share of 1 in per cent."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def seconds(value: Number) -> str:
+    """A duration with three figures."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{1000 * value:.3g} ms" if value < 0.1 else f"{1000 * value:.0f} ms"
+    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+
+
+def ratio(value: Number) -> str:
+    """A plain number with two decimals."""
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,275 @@
+"""The report for people: a story of some 15 lines first, then tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from gateway.report.model import Number, Report, Section
+from gateway.report.tables import WIDTH, Page, per_hundred, percent, ratio, seconds
+
+LOSSES = {
+    "tail": "can never match: the last, partial block and the last token",
+    "cold": "never seen before",
+    "evicted": "seen before, but no worker holds them any more",
+    "diverted_for_load": "the worker that held them was too busy: waiting would have cost more",
+    "draining": "held only by a worker that is being shut down",
+    "policy": "the routing policy preferred another worker",
+    "isolation": "held for another tenant, which must not be shared",
+    "stale_index": "the chosen worker had dropped them before the request came",
+    "token_mismatch": "gateway and engine made different tokens of the same text",
+    "unreported": "the engine does not tell what it reused",
+}
+"""Every way to lose a token, in the order a request meets them."""
+
+LOOKUPS = {
+    "chosen": "went to a worker that held a part",
+    "known_not_chosen": "a part was known elsewhere, not chosen",
+    "nothing_known": "nothing known",
+    "too_short": "prompt too short",
+}
+DEPTHS = {
+    "full": "full (all that can match)",
+    "partial": "partial",
+    "none": "none",
+    "unknown": "not told by the engine",
+    "all": "all",
+}
+MOST_GROUPS = 25
+MOST_WORKERS = 40
+
+
+def to_text(report: Report, *, width: int = WIDTH, colour: bool = False) -> str:
+    """The report in at most ``width`` columns; ``colour`` is for terminals."""
+    page = Page(width=min(width, WIDTH), colour=colour)
+    _story(page, report)
+    _latency(page, report)
+    _saved(page, report)
+    _requests(page, report)
+    _workers(page, report)
+    _families(page, report)
+    _groups(page, report)
+    _warnings(page, report)
+    return page.text()
+
+
+def _moment(at: Number) -> str:
+    return "?" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _story(page: Page, report: Report) -> None:
+    totals = report.totals
+    prompt = totals["prompt"]
+    page.line(
+        f"{totals['requests']:,} requests with {prompt:,} prompt tokens,"
+        f" {_moment(report.first_at)} to {_moment(report.last_at)} UTC",
+        "bold",
+    )
+    if not prompt:
+        page.line("No prompt tokens were counted: nothing can be said about reuse.")
+        return
+    page.heading("Of every 100 prompt tokens")
+    for name, text in (
+        ("available", "could be reused: some worker held them when the request came"),
+        ("captured", "were routed to: the chosen worker held them"),
+        ("delivered", "were delivered: the engine says it did not compute them again"),
+    ):
+        page.line(f"{per_hundred(totals[name], prompt):>6}  {text}")
+    page.heading("Where the others went")
+    for name, phrase in LOSSES.items():
+        if totals[name]:
+            page.line(f"{per_hundred(totals[name], prompt):>6}  {name:<18} {phrase}")
+    if totals["gained"]:
+        more = per_hundred(totals["gained"], prompt)
+        page.line(f"{'+' + more:>6}  {'gained':<18} delivered although not expected")
+    spared = [name for name in LOSSES if not totals[name]]
+    if spared:
+        page.line(f"        nothing lost to: {', '.join(spared)}")
+
+
+def _latency(page: Page, report: Report) -> None:
+    if not report.ttft_s["all"].count:
+        return
+    page.heading("Time to first token, and between tokens, by how much of the prompt was a hit")
+    rows = []
+    for depth, label in DEPTHS.items():
+        first, between = report.ttft_s[depth], report.itl_s[depth]
+        if first.count:
+            times = (first.mean, first.p50, first.p90, first.p99)
+            gaps = (between.p50, between.p90, between.p99)
+            rows.append((label, f"{first.count:,}", *map(seconds, times), *map(seconds, gaps)))
+    page.table(
+        ("hit", "requests", "mean", "p50", "p90", "p99", "gap p50", "p90", "p99"),
+        rows,
+    )
+    if report.percentiles != "exact":
+        page.line("Percentiles are approximate: there are very many records.")
+
+
+def _saved(page: Page, report: Report) -> None:
+    saved = report.saved
+    page.heading("Saved")
+    line = f"{saved.tokens:,} prompt tokens were not computed again"
+    if saved.prefill_s is not None:
+        line += f", about {seconds(saved.prefill_s)} of prefill"
+    page.line(line + ".")
+    parts = [
+        f"{abs(value):.0f} % {'lower' if value >= 0 else 'higher'} {text}"
+        for name, text in (("hit_vs_none", "with a hit"), ("full_vs_none", "with a full hit"))
+        if (value := saved.ttft_reduction_percent[name]) is not None
+    ]
+    if parts:
+        page.line(f"Mean time to first token: {', '.join(parts)} than without one (measured).")
+    each = saved.ttft_reduction_percent["per_request"]
+    if each is not None:
+        page.line(f"A hit saved its own request {each:.0f} % of that time on average (estimated).")
+    if saved.prefill_s is not None:
+        page.line(f"Estimated from {saved.how}.")
+    elif saved.tokens:
+        page.line("No time can be estimated: the ledger holds no cold request to compare with.")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _requests(page: Page, report: Report) -> None:
+    page.heading("Requests")
+    lookups = {LOOKUPS[name]: report.lookups[name] for name in LOOKUPS if report.lookups[name]}
+    page.line(f"Look-ups: {_listed(lookups)}.")
+    page.line(f"Outcomes: {_listed(report.outcomes)}.")
+    attempts = report.attempts
+    retried = f"Attempts: {attempts.attempts:,}, {attempts.retried_requests:,} requests retried"
+    if attempts.retry_reasons:
+        retried += f" after {_listed(attempts.retry_reasons)}"
+    page.line(retried + ".")
+    prediction = report.prediction
+    if prediction.requests:
+        page.line(
+            f"Prediction: {per_hundred(prediction.exact, prediction.requests)} % exact,"
+            f" {prediction.promised_too_much:,} promised too much,"
+            f" {prediction.promised_too_little:,} too little;"
+            f" wrong for {prediction.error_percent or 0:.2f} % of the prompt tokens."
+        )
+    if prediction.ttft_requests:
+        page.line(
+            "Predicted time to first token / actual, median:"
+            f" {ratio(prediction.ttft_median_ratio)};"
+            f" mean error {seconds(prediction.ttft_mean_abs_error_s)}."
+        )
+
+
+def _workers(page: Page, report: Report) -> None:
+    workers = report.balance.workers
+    if not workers:
+        return
+    spread = report.balance.max_over_mean
+    page.heading(
+        "Workers (busiest / mean: "
+        + ", ".join(f"{name} {ratio(value)}" for name, value in spread.items())
+        + ")"
+    )
+    rows = [
+        (
+            worker.worker,
+            f"{worker.requests:,}",
+            f"{worker.failed:,}",
+            f"{worker.prompt:,}",
+            f"{worker.computed:,}",
+            percent(worker.delivered / worker.prompt if worker.prompt else None),
+            seconds(worker.ttft_p50_s),
+            ", ".join(worker.trust) or "-",
+        )
+        for worker in workers[:MOST_WORKERS]
+    ]
+    page.table(
+        ("worker", "requests", "failed", "prompt", "computed", "hits", "ttft p50", "trust"), rows
+    )
+    _more(page, len(workers) - MOST_WORKERS, "workers")
+
+
+def _families(page: Page, report: Report) -> None:
+    if not report.families:
+        return
+    page.heading("Largest prefix families (prompts that begin alike)")
+    page.table(
+        ("family", "requests", "prompt", "delivered", "hits", "workers"),
+        [
+            (
+                family.family,
+                f"{family.requests:,}",
+                f"{family.prompt:,}",
+                f"{family.delivered:,}",
+                percent(family.rate),
+                f"{family.workers:,}",
+            )
+            for family in report.families
+        ],
+    )
+
+
+def _largest_loss(section: Section) -> str:
+    """The term that took most of the tokens that could have been delivered, by name."""
+    name = max((name for name in LOSSES if name != "tail"), key=lambda name: section.totals[name])
+    tokens = section.totals[name]
+    return f"{name} {per_hundred(tokens, section.totals['prompt'])}" if tokens else "-"
+
+
+def _groups(page: Page, report: Report) -> None:
+    if not report.by:
+        return
+    page.heading(f"By {', '.join(report.by)} (of every 100 prompt tokens)")
+    rows = []
+    for group in report.groups[:MOST_GROUPS]:
+        prompt = group.totals["prompt"]
+        hits = [
+            per_hundred(group.totals[name], prompt)
+            for name in ("available", "captured", "delivered")
+        ]
+        names = [group.key[name] or "(none)" for name in report.by]
+        counts = (f"{group.totals['requests']:,}", f"{prompt:,}")
+        middle = seconds(group.ttft_s["all"].p50)
+        rows.append((*names, *counts, *hits, _largest_loss(group), middle))
+    page.table(
+        (
+            *report.by,
+            "requests",
+            "prompt",
+            "avail.",
+            "routed",
+            "deliv.",
+            "lost most to",
+            "ttft p50",
+        ),
+        rows,
+        names=len(report.by),
+    )
+    _more(page, len(report.groups) - MOST_GROUPS, "groups")
+
+
+def _more(page: Page, hidden: int, what: str) -> None:
+    if hidden > 0:
+        page.line(f"... and {hidden:,} more {what}: --format json has them all.")
+
+
+def _warnings(page: Page, report: Report) -> None:
+    notes = []
+    if report.skipped_lines:
+        where = f"{report.skipped[0].file}:{report.skipped[0].line}" if report.skipped else "?"
+        notes.append(
+            f"{report.skipped_lines:,} unfinished or garbled lines left out, first {where}"
+            " (cut off by a crash, or being written now)."
+        )
+    if report.dropped_records:
+        notes.append(
+            f"{report.dropped_records:,} records are missing: the gateway could not write them."
+        )
+    if report.totals["unreported"]:
+        notes.append(
+            "Some engines do not tell what they reused. vLLM needs --enable-prompt-tokens-details,"
+            " SGLang --enable-cache-report."
+        )
+    if notes:
+        page.heading("Note")
+        for note in notes:
+            page.line(note)
