@@ -1,0 +1,142 @@
+"""The official ``openai`` clients for Python and Node against a running gateway."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from uprig import Up, ready_workers, until
+
+NODE_TESTS = Path(__file__).resolve().parents[1] / "node"
+MESSAGES = [{"role": "user", "content": "Say hello to the world."}]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    cluster = Up(tmp_path_factory.mktemp("sdk"))
+    cluster.await_line("ready ")
+    until(lambda: ready_workers(cluster) == 2)
+    yield cluster
+    cluster.process.send_signal(signal.SIGTERM)
+    cluster.process.wait(30)
+
+
+@pytest.fixture
+def client(up: Up) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{up.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def inflight(up: Up) -> int:
+    return sum(int(str(entry["inflight"])) for entry in up.workers())
+
+
+def test_plain_and_streamed_chat_agree(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(
+        model="fake", messages=MESSAGES, max_tokens=8, temperature=0
+    )
+    text, finish, usage = "", None, None
+    for chunk in client.chat.completions.create(
+        model="fake",
+        messages=MESSAGES,
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+        usage = chunk.usage or usage
+    assert text == plain.choices[0].message.content != ""
+    assert finish == plain.choices[0].finish_reason == "length"
+    assert plain.usage is not None
+    assert usage is not None
+    assert usage.completion_tokens == plain.usage.completion_tokens == 8
+    assert usage.prompt_tokens == plain.usage.prompt_tokens
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens is not None
+
+
+def test_a_stream_without_usage_has_no_empty_choices(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="fake", messages=MESSAGES, max_tokens=4, temperature=0, stream=True
+        )
+    )
+    assert all(chunk.choices for chunk in chunks)
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_completions_of_text_and_of_token_ids(client: openai.OpenAI) -> None:
+    text = client.completions.create(model="fake", prompt="Once upon", max_tokens=8, temperature=0)
+    assert text.choices[0].text
+    tokens = client.completions.create(
+        model="fake", prompt=[1, 2, 3, 4], max_tokens=3, temperature=0
+    )
+    assert tokens.usage is not None
+    assert (tokens.usage.prompt_tokens, tokens.usage.completion_tokens) == (4, 3)
+
+
+def test_models_are_listed_and_found_one_by_one(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["fake"]
+    assert client.models.retrieve("fake").object == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="no-such-model", messages=MESSAGES)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as empty:
+        client.chat.completions.create(model="fake", messages=[])
+    assert empty.value.param == "messages"
+
+
+def test_an_abort_frees_the_worker(client: openai.OpenAI, up: Up) -> None:
+    stream = client.chat.completions.create(
+        model="fake",
+        messages=MESSAGES,
+        max_tokens=3000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for _ in zip(range(3), stream, strict=False):
+        pass
+    assert inflight(up) == 1
+    stream.close()
+    until(lambda: inflight(up) == 0, 2)
+    load = httpx.get(f"http://127.0.0.1:{up.worker_port}/headwater/load").json()
+    other = httpx.get(f"http://127.0.0.1:{up.worker_port + 1}/headwater/load").json()
+    assert load.get("running", 0) == other.get("running", 0) == 0
+
+
+def test_the_node_client(up: Up) -> None:
+    node = shutil.which("node")
+    assert node is not None, "node is missing; `make setup` installs it"
+    done = subprocess.run(
+        [node, str(NODE_TESTS / "client.mjs"), f"{up.url}/v1", "fake"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["plain"] == seen["streamed"] != ""
+    assert seen["finish"] == "length"
+    assert seen["streamUsage"]["total_tokens"] == seen["usage"]["total_tokens"]
+    assert seen["completion"]
+    assert seen["models"] == ["fake"]
+    assert seen["error"]["name"] == "NotFoundError"
+    assert (seen["error"]["status"], seen["error"]["code"]) == (404, "model_not_found")
+    assert seen["abortedAfter"] == 3
+    until(lambda: inflight(up) == 0, 2)

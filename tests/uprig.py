@@ -1,0 +1,113 @@
+"""A running ``headwater up --fake`` for tests, on ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, Queue
+
+import httpx
+import psutil
+
+HEADWATER = str(Path(sys.executable).parent / "headwater")
+
+
+def free_run(count: int) -> int:
+    """First of ``count`` consecutive free ports."""
+    for first in range(21_000 + os.getpid() % 5000, 60_000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise RuntimeError("no free ports")
+
+
+class Up:
+    """A running ``headwater up`` with its output."""
+
+    def __init__(self, folder: Path, *flags: str, workers: int = 2, gateways: int = 1) -> None:
+        first = free_run(10 * gateways + 2 + workers)
+        self.port, self.worker_port = first + workers, first
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.admin = f"http://127.0.0.1:{self.port + 1}"
+        self.process = subprocess.Popen(
+            [
+                *(HEADWATER, "up", "--fake", "--workers", str(workers)),
+                *("--gateways", str(gateways), "--port", str(self.port)),
+                *("--worker-port", str(self.worker_port), *flags),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                "XDG_STATE_HOME": str(folder),
+                "HEADWATER_LEDGER__DIR": str(folder / "ledger"),
+            },
+        )
+        self.lines: list[str] = []
+        self._queue: Queue[str] = Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._queue.put(line.rstrip())
+
+    def await_line(self, start: str, seconds: float = 60) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                line = self._queue.get(timeout=0.1)
+            except Empty:
+                if self.process.poll() is not None:
+                    break
+                continue
+            self.lines.append(line)
+            if line.startswith(start):
+                return line
+        raise AssertionError(f"no line {start!r} in {self.lines}")
+
+    def children(self, name: str) -> list[psutil.Process]:
+        """Live children whose command line holds ``name``."""
+        tree = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in tree if name in " ".join(child.cmdline())]
+
+    def chat(self, text: str, url: str | None = None) -> httpx.Response:
+        body = {
+            "model": "fake",
+            "max_tokens": 4,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": text}],
+        }
+        return httpx.post(f"{url or self.url}/v1/chat/completions", json=body, timeout=30)
+
+    def workers(self) -> list[dict[str, object]]:
+        listing = httpx.get(f"{self.admin}/admin/workers", timeout=5).json()["workers"]
+        return list(listing)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for a condition that the system reaches by itself."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError, KeyError, psutil.NoSuchProcess):
+            if condition():
+                return
+        time.sleep(0.1)
+    raise AssertionError("it did not come true in time")
+
+
+def ready_workers(up: Up) -> int:
+    """How many workers may take requests."""
+    return sum(entry["state"] == "ready" for entry in up.workers())
