@@ -43,6 +43,8 @@ class Given:
     value: Any
     source: str = ""
     """Name of the environment variable, for messages; empty for file and flags."""
+    lax: bool = False
+    """From the environment or a flag: text is coerced to the key's type."""
 
 
 def load(cls: type[S], *, file: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> S:
@@ -64,7 +66,7 @@ def load(cls: type[S], *, file: Path | None, env: Mapping[str, str], flags: Mapp
     for path, value in flags.items():
         if value is not None:
             _require(keys, path, Given(value))
-            given[path] = Given(value)
+            given[path] = Given(value, lax=True)
     values = {path: _convert(path, one, keys[path].type) for path, one in given.items()}
     return _build(cls, "", values)
 
@@ -119,7 +121,7 @@ def _from_environment(
         path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
         section = path.split(".", 1)[0]
         if section in own or section not in PROCESS_SECTIONS:
-            yield path, Given(text, source=name)
+            yield path, Given(text, source=name, lax=True)
 
 
 def _flatten(
@@ -172,9 +174,9 @@ def _error(path: str, one: Given, reason: str) -> ConfigError:
 
 
 def _convert(path: str, one: Given, kind: Any) -> Any:
-    """The value in its key's type; text from the environment or a flag is coerced first."""
-    text = isinstance(one.value, str) and (one.source != "" or bare(kind) is not str)
-    value = _coerce(path, one, bare(kind)) if one.source else one.value
+    """The value in its key's type."""
+    text = one.lax and isinstance(one.value, str)
+    value = _coerce(path, one, bare(kind)) if text else one.value
     try:
         return msgspec.convert(value, kind, strict=not text)
     except msgspec.ValidationError as error:
