@@ -21,9 +21,9 @@ MAX_PENDING_TOKENS = 256
 class Detokenizer:
     """Text of a growing answer, given out up to the last whole character.
 
-    Only a window is decoded: tokens from ``_prefix`` on, of which those before ``_read`` are
-    settled and serve as context. A window that ends in U+FFFD may be an unfinished character, so
-    its trailing replacement characters are kept back until a token settles them.
+    Only a window ``_ids`` is decoded; its first ``_settled`` tokens have been given out and serve
+    as context. A window that ends in U+FFFD may be an unfinished character, so its trailing
+    replacement characters are kept back until a token settles them.
 
     :param decode: token ids to text; invalid bytes become U+FFFD.
     :param prompt: the prompt's tokens; the answer continues their text.
@@ -32,19 +32,18 @@ class Detokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids = list(prompt[-CONTEXT_TOKENS:])
-        self._prefix = 0
-        self._read = len(self._ids)
+        self._settled = len(self._ids)
         settled = decode(self._ids) if self._ids else ""
         if settled.endswith(REPLACEMENT):
             # The prompt was cut inside a character: its rest cannot be joined with it any more.
-            self._ids, self._read, settled = [], 0, ""
+            self._ids, self._settled, settled = [], 0, ""
         self._given = len(settled)
 
     def push(self, ids: Sequence[int]) -> str:
         """Add tokens; returns the text that became certain, maybe none."""
         self._ids.extend(ids)
-        window = self._decode(self._ids[self._prefix :])
-        if len(self._ids) - self._read > MAX_PENDING_TOKENS:
+        window = self._decode(self._ids)
+        if len(self._ids) - self._settled > MAX_PENDING_TOKENS:
             return self._settle(window)
         certain = window.rstrip(REPLACEMENT)
         if len(certain) <= self._given:
@@ -56,12 +55,12 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was kept back, unfinished characters as U+FFFD. Call once."""
-        return self._settle(self._decode(self._ids[self._prefix :]))
+        return self._settle(self._decode(self._ids))
 
     def _settle(self, window: str) -> str:
         text = window[self._given :]
-        del self._ids[: self._read - self._prefix]
-        self._prefix, self._read = 0, len(self._ids)
+        del self._ids[: self._settled]
+        self._settled = len(self._ids)
         self._given = len(self._decode(self._ids)) if self._ids else 0
         return text
 
@@ -130,18 +129,19 @@ class AnswerText:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
+        self._searching = min_tokens == 0
 
     def push(self, token: int, output_len: int) -> Piece:
         """Add a token; ``output_len`` counts it."""
-        text = self._detokenizer.push((token,))
-        return self._match(text, output_len >= self._min_tokens)
+        self._searching = output_len >= self._min_tokens
+        return self._match(self._detokenizer.push((token,)))
 
     def finish(self) -> Piece:
         """The rest, when the answer ends for another reason than a stop string. Call once."""
-        piece = self._matcher.push(self._detokenizer.finish())
+        piece = self._match(self._detokenizer.finish())
         if piece.stop is not None:
             return piece
         return Piece(piece.text + self._matcher.finish())
 
-    def _match(self, text: str, searched: bool) -> Piece:
-        return self._matcher.push(text) if searched else Piece(text)
+    def _match(self, text: str) -> Piece:
+        return self._matcher.push(text) if self._searching else Piece(text)

@@ -91,7 +91,7 @@ class Engine:
         self._draining = True
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, let running ones finish for ``drain_s``, abort the rest, free memory."""
+        """Refuse new requests, let running ones finish for ``drain_s``, abort the rest, stop."""
         self._draining = True
         if not self._thread.is_alive():
             return
@@ -163,6 +163,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """The latest totals. Thread-safe."""
         return self._steps.stats
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread lives; a dead one never serves again."""
+        return self._thread.is_alive() and not self._crashed
 
     def healthy(self, now: float) -> bool:
         """Whether the thread lives, is not stuck in a step, and its steps do not all fail."""

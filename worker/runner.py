@@ -24,13 +24,18 @@ class Chunk:
     tokens: tuple[int, ...]
     blocks: tuple[int, ...]
     sample: bool
-    """Sample the next token after the last of ``tokens`` (false for all but a prompt's last chunk)."""
+    """Sample the token after the last of ``tokens``; false for all but a prompt's last chunk."""
     params: SamplingParams
     context: tuple[int, ...] = ()
     """All tokens so far, for penalties; given only if ``params`` need it."""
     prompt_len: int = 0
     output_len: int = 0
     """Tokens generated so far: the step counter of a seeded random stream."""
+
+    @property
+    def decode(self) -> bool:
+        """Whether this computes just the newest generated token."""
+        return self.sample and self.output_len > 0 and len(self.tokens) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,19 @@ class StepPlan:
     def n_tokens(self) -> int:
         """Tokens computed in this step."""
         return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def n_decodes(self) -> int:
+        """Sequences that decode in this step."""
+        return sum(1 for chunk in self.chunks if chunk.decode)
+
+    @property
+    def kind(self) -> str:
+        """``decode``, ``prefill`` or ``mixed``."""
+        decodes = self.n_decodes
+        if decodes == len(self.chunks):
+            return "decode"
+        return "mixed" if decodes else "prefill"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import lcm
+
+from shared.blocks import GRANULE, GRANULE_BYTES, key_of, next_state, pack_tokens
+from shared.types import BlockKey
 
 
 class FinishReason(StrEnum):
@@ -52,6 +56,55 @@ class SamplingParams:
         """Whether the most probable token is taken."""
         return self.temperature == 0.0
 
+    @property
+    def penalised(self) -> bool:
+        """Whether a choice depends on the tokens so far, so that the runner needs them."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+class BlockChain:
+    """Exact contents (``units``) and index keys of a growing token list's full blocks.
+
+    Both are computed once per block, on demand. Only blocks whose end lies at a multiple of
+    ``lcm(block, 16)`` tokens have a key, because index keys exist for whole granules only.
+    """
+
+    __slots__ = ("_block_size", "_hashed", "_key_every", "_root", "_state", "_units")
+
+    def __init__(self, scope_root: bytes, block_size: int) -> None:
+        self._block_size = block_size
+        self._key_every = lcm(block_size, GRANULE) // block_size
+        self._root = self._state = scope_root
+        self._hashed = 0
+        """Bytes that have entered ``_state``."""
+        self._units: list[bytes] = []
+
+    def units(self, tokens: list[int]) -> list[bytes]:
+        """One packed piece per full block of ``tokens``, which only ever grows. Do not modify."""
+        size = self._block_size
+        for start in range(len(self._units) * size, len(tokens) // size * size, size):
+            self._units.append(pack_tokens(tokens[start : start + size]))
+        return self._units
+
+    def key(self, index: int) -> BlockKey | None:
+        """Key of block ``index``, whose unit exists; ask in ascending order, from any start."""
+        if (index + 1) % self._key_every:
+            return None
+        end = (index + 1) * self._block_size * 4
+        if end <= self._hashed:
+            # Asked again after a preemption.
+            self._state, self._hashed = self._root, 0
+        first = self._hashed // 4 // self._block_size
+        data = b"".join(self._units[first : index + 1])
+        for start in range(0, len(data), GRANULE_BYTES):
+            self._state = next_state(self._state, data[start : start + GRANULE_BYTES])
+        self._hashed = end
+        return key_of(self._state)
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:
@@ -67,7 +120,7 @@ class Sequence:
     prompt_len: int
     params: SamplingParams
     scope_root: bytes
-    """Chain root (16 B) of model, tokenizer, adapter and salt: sequences share KV only within it."""
+    """Chain root (16 B) of model, tokenizer, adapter and salt: KV is shared only within it."""
     arrived: float
     priority: int = 0
     """Lower runs first."""
@@ -80,6 +133,23 @@ class Sequence:
     sealed: int = 0
     finish: FinishReason | None = None
     preemptions: int = 0
+    order: int = 0
+    """Place in the order of arrival, set by the scheduler."""
+    urgency: int = 0
+    """``priority``, or that of a more urgent request that waits for this one's prefix."""
+    last_step: int = 0
+    """Number of the last step that served it."""
+    reusable: int = 0
+    """While waiting: tokens found in the cache when last looked."""
+    held_by: Sequence | None = None
+    """A running prefill that computes a prefix this waiting request shares ..."""
+    held_until: int = 0
+    """... and how many blocks of it."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first; the last of all is the first to be preempted."""
+        return self.priority, self.order
 
     @property
     def output_len(self) -> int:

@@ -19,8 +19,9 @@ from shared.events import CacheEvent
 from shared.load import WorkerLoad
 from worker.detokenise import AnswerText, Detokenizer, Piece
 from worker.generation import Delta, EngineStats, GenerationRequest, StepRecord
+from worker.outcome import TokenOut
 from worker.runner import Runner, RunnerError, StepPlan
-from worker.scheduler import Scheduler, TokenOut
+from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, Sequence
 
 REFRESH_S = 0.02
@@ -107,7 +108,7 @@ class StepLoop(Generic[Target]):
 
     def step(self) -> bool:
         """One forward pass; False if there was nothing to compute."""
-        plan = self.scheduler.plan(self._clock())
+        plan = self.scheduler.plan()
         if plan is None:
             self.publish()
             self.refresh()
@@ -133,8 +134,8 @@ class StepLoop(Generic[Target]):
 
     def refresh(self) -> None:
         """Renew ``load`` and ``stats``."""
-        now = self._refreshed_at = self._clock()
-        self.load = self.scheduler.load(now)
+        self._refreshed_at = self._clock()
+        self.load = self.scheduler.load()
         counters = self.scheduler.counters
         pool = self.scheduler.pool
         self.stats = msgspec.structs.replace(
@@ -170,7 +171,7 @@ class StepLoop(Generic[Target]):
             return self.scheduler.fail(plan)
         self.failed_steps = 0
         self._count(StepRecord(plan.kind, result.seconds, plan.n_tokens, len(plan.chunks)))
-        return self.scheduler.commit(plan, result, self._clock())
+        return self.scheduler.commit(plan, result)
 
     def _count(self, record: StepRecord) -> None:
         totals = self._totals
@@ -187,7 +188,8 @@ class StepLoop(Generic[Target]):
     def _extend(self, out: TokenOut) -> None:
         """Turn a committed token into a delta; a stop string ends the sequence here."""
         answer = self._answers[out.seq.id]
-        finish, reason = out.finish, out.stop_token
+        finish = out.finish
+        reason: int | str | None = out.stop_token
         piece = Piece("")
         if out.token is not None and out.stop_token is None:
             piece = answer.text.push(out.token, out.seq.output_len)

@@ -1,0 +1,293 @@
+"""Ref-counted KV block pool with an exact prefix tree; the worker's real pool and the simulator's.
+
+A block is in exactly one state:
+
+    free       no contents
+    private    held by one sequence, which writes it; nobody else can find it
+    sealed     its contents are complete and it is a node of the tree; refs >= 1 in use, 0 cached
+    detached   was sealed when the cache was cleared; its holders go on reading, nobody finds it
+
+A node is reached from its parent (or a scope's root) by the *exact bytes* of the block, so whoever
+matches has the same tokens by construction; no hash is trusted. Whoever holds a block holds its
+ancestors. Hence a block becomes cached no later than its parent, the cached blocks in the order of
+their release (children first) are an LRU order that is leaf-first, and every cached block can be
+evicted. All operations are O(blocks named); eviction is O(1) a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.events import CacheEvent
+from shared.freelist import FreeRuns
+from shared.pagingevents import CacheJournal
+from shared.types import BlockKey
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """Place of a sealed block in the tree."""
+
+    siblings: dict[bytes, int]
+    """The dict that holds this block: its parent's children or a scope's."""
+    root: bytes
+    parent: int | None
+    unit: bytes
+    key: BlockKey | None
+    announced: BlockKey | None
+    """Key of the nearest block at or above this one that has a key."""
+    children: dict[bytes, int] | None = None
+
+
+class BlockPool:
+    """Blocks ``0 .. n_blocks - 1`` of ``block_size`` tokens. Contents are opaque ``unit`` bytes.
+
+    :param caching: False: nothing is ever sealed or matched.
+    """
+
+    def __init__(self, n_blocks: int, block_size: int, *, caching: bool = True) -> None:
+        if n_blocks < 1 or block_size < 1:
+            raise ValueError(f"{n_blocks} blocks of {block_size} tokens are no pool")
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self._refs = [0] * n_blocks
+        self._nodes: list[_Node | None] = [None] * n_blocks
+        self._roots: dict[bytes, dict[bytes, int]] = {}
+        self._detached: set[int] = set()
+        self._cached: dict[int, None] = {}  # insertion order = eviction order
+        self._free = FreeRuns(n_blocks)
+        self._journal = CacheJournal()
+
+    def __repr__(self) -> str:
+        return (
+            f"BlockPool({self.n_blocks} x {self.block_size}: "
+            f"{self.n_used} used, {self.n_cached} cached, {self.n_free} free)"
+        )
+
+    @property
+    def n_free(self) -> int:
+        """Blocks without contents."""
+        return len(self._free)
+
+    @property
+    def n_cached(self) -> int:
+        """Sealed blocks that nobody holds."""
+        return len(self._cached)
+
+    @property
+    def n_used(self) -> int:
+        """Blocks that somebody holds."""
+        return self.n_blocks - self.n_free - self.n_cached
+
+    @property
+    def available(self) -> int:
+        """Blocks that :meth:`allocate` can give out."""
+        return self.n_free + self.n_cached
+
+    def refs(self, block: int) -> int:
+        """How many holders a block has."""
+        return self._refs[block]
+
+    def match(self, root: bytes, units: Sequence[bytes]) -> list[int]:
+        """Longest sealed path from ``root`` whose contents are the first of ``units``.
+
+        Mutates nothing; valid until the next call that mutates, so acquire it at once.
+        """
+        path: list[int] = []
+        children = self._roots.get(root)
+        for unit in units:
+            block = children.get(unit) if children is not None else None
+            if block is None:
+                break
+            path.append(block)
+            children = self._node(block).children
+        return path
+
+    def n_cached_of(self, blocks: Sequence[int]) -> int:
+        """How many of a matched path nobody holds; acquiring it makes so many less available."""
+        refs = self._refs
+        return sum(1 for block in blocks if refs[block] == 0)
+
+    def acquire(self, blocks: Sequence[int]) -> None:
+        """Take one reference to each block of a matched path, given from the root on."""
+        refs = self._refs
+        for block in blocks:
+            if self._nodes[block] is None:
+                raise ValueError(f"block {block} is not sealed")
+            if refs[block] == 0:
+                del self._cached[block]
+            refs[block] += 1
+
+    def allocate(self, n: int, after: int | None = None) -> list[int] | None:
+        """``n`` private blocks, physically consecutive and following ``after`` where possible.
+
+        Free blocks first, then the least recently used cached ones. None if ``available < n``;
+        nothing has changed then.
+        """
+        if n > self.available:
+            return None
+        while len(self._free) < n:
+            self._evict()
+        blocks = self._free.take(n, after, self._refs)
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
+
+    def seal(
+        self, block: int, root: bytes, parent: int | None, unit: bytes, key: BlockKey | None
+    ) -> int:
+        """Make a computed private block visible under ``parent`` (None: first block of ``root``).
+
+        :param unit: exact contents.
+        :param key: index key that announces the block in events; None announces nothing.
+        :returns: the block that now holds these contents for the caller. If an equal one was there,
+            that is it, with a reference taken, and ``block`` has been freed. Without caching, or if
+            ``parent`` is not in the tree (the cache was cleared), ``block`` stays private.
+        """
+        if self._refs[block] != 1 or self._nodes[block] is not None:
+            raise ValueError(f"block {block} is not a private block")
+        parent_node = None if parent is None else self._nodes[parent]
+        if not self.caching or (parent is not None and parent_node is None):
+            return block
+        if parent is not None and self._refs[parent] == 0:
+            raise ValueError(f"parent {parent} of block {block} is not held")
+        if parent_node is not None and parent_node.root != root:
+            raise ValueError(f"parent {parent} of block {block} belongs to another scope")
+        siblings = self._siblings(root, parent_node)
+        twin = siblings.get(unit)
+        if twin is not None:
+            self.acquire((twin,))
+            self._refs[block] = 0
+            self._free.put(block)
+            return twin
+        above = None if parent_node is None else parent_node.announced
+        siblings[unit] = block
+        self._nodes[block] = _Node(
+            siblings, root, parent, unit, key, key if key is not None else above
+        )
+        if key is not None:
+            self._journal.stored(key, above)
+        return block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back one reference to each of a sequence's blocks, given from the root on.
+
+        Sealed blocks without holders stay reusable, all others are free.
+        """
+        refs = self._refs
+        for block in reversed(blocks):
+            if refs[block] < 1:
+                raise ValueError(f"block {block} is not held")
+            refs[block] -= 1
+            if refs[block]:
+                continue
+            if self._nodes[block] is not None:
+                self._cached[block] = None
+            else:
+                self._detached.discard(block)
+                self._free.put(block)
+
+    def clear(self) -> int:
+        """Forget all contents; blocks in use are detached. Returns how many blocks became free."""
+        freed = len(self._cached)
+        for block, node in enumerate(self._nodes):
+            if node is None:
+                continue
+            self._nodes[block] = None
+            if self._refs[block]:
+                self._detached.add(block)
+            else:
+                self._free.put(block)
+        self._cached.clear()
+        self._roots.clear()
+        self._journal.cleared()
+        return freed
+
+    def drain_events(self) -> list[CacheEvent]:
+        """What happened to announced blocks since the last call, in order."""
+        return self._journal.drain()
+
+    def snapshot_keys(self) -> list[int]:
+        """Keys of all sealed blocks that have one: what the events so far add up to."""
+        return self._journal.keys()
+
+    def _node(self, block: int) -> _Node:
+        node = self._nodes[block]
+        if node is None:
+            raise ValueError(f"block {block} is not sealed")
+        return node
+
+    def _siblings(self, root: bytes, parent: _Node | None) -> dict[bytes, int]:
+        if parent is None:
+            return self._roots.setdefault(root, {})
+        if parent.children is None:
+            parent.children = {}
+        return parent.children
+
+    def _evict(self) -> None:
+        """Free the least recently used cached block: it has no children (see above)."""
+        block = next(iter(self._cached))
+        del self._cached[block]
+        node = self._node(block)
+        self._nodes[block] = None
+        del node.siblings[node.unit]
+        if not node.siblings:
+            if node.parent is None:
+                del self._roots[node.root]
+            else:
+                self._node(node.parent).children = None
+        if node.key is not None:
+            self._journal.removed(node.key)
+        self._free.put(block)
+
+    def check(self) -> None:
+        """Prove the invariants; raises AssertionError. O(pool)."""
+        free = set(self._free)
+        cached = set(self._cached)
+        used = {block for block, refs in enumerate(self._refs) if refs}
+        _require(not free & cached and not free & used and not cached & used, "a block in two sets")
+        _require(len(free) == len(self._free), "a block twice in the free list")
+        _require(free | cached | used == set(range(self.n_blocks)), "a block in no set")
+        _require(self.n_used == len(used), "free + cached + used is not the total")
+        sealed = {block for block, node in enumerate(self._nodes) if node is not None}
+        _require(cached <= sealed, "a cached block that is not sealed")
+        _require(sealed <= cached | used, "a free block in the tree")
+        _require(self._detached <= used - sealed, "a detached block that is sealed or unused")
+        for block in used - sealed - self._detached:
+            _require(self._refs[block] == 1, f"writable block {block} has two holders")
+        self._check_tree(sealed, cached)
+        self._free.check()
+
+    def _check_tree(self, sealed: set[int], cached: set[int]) -> None:
+        order = {block: place for place, block in enumerate(self._cached)}
+        reached: set[int] = set()
+        keys: list[int] = []
+        stack: list[tuple[int | None, bytes, dict[bytes, int]]] = [
+            (None, root, children) for root, children in self._roots.items()
+        ]
+        while stack:
+            parent, root, children = stack.pop()
+            _require(bool(children), "an empty dict of children")
+            for unit, block in children.items():
+                node = self._node(block)
+                place = (node.parent, node.root, node.unit)
+                _require(place == (parent, root, unit), f"block {block} is misplaced")
+                _require(block not in reached, f"block {block} is reached twice")
+                reached.add(block)
+                if parent is not None and block not in cached:
+                    _require(self._refs[parent] > 0, f"block {block} is used, its parent not")
+                if parent in cached:
+                    _require(order[block] < order[parent], f"{parent} goes before its child")
+                if node.key is not None:
+                    keys.append(node.key)
+                if node.children is not None:
+                    stack.append((block, root, node.children))
+        _require(reached == sealed, "a sealed block outside the tree")
+        _require(sorted(set(keys)) == sorted(self.snapshot_keys()), "keys and tree differ")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)

@@ -1,0 +1,38 @@
+"""What the scheduler reports: per sequence and step, and in total."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.runner import TokenLogprob
+from worker.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """What a step did to one sequence."""
+
+    seq: Sequence
+    token: int | None
+    """The sampled token; None if the step failed."""
+    logprob: TokenLogprob | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    """``token``, if it ended the sequence as end or stop token."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start."""
+
+    cached_tokens: int = 0
+    """Prompt tokens found in the cache at first admission."""
+    computed_tokens: int = 0
+    """Prefill tokens computed for sequences that were never preempted."""
+    recomputed_tokens: int = 0
+    """Prefill tokens computed for sequences that had been preempted."""
+    decode_tokens: int = 0
+    """Sampled tokens."""
+    preemptions: int = 0
+    held_back: int = 0
+    """Times a request was made to wait for a sibling to compute their shared prefix."""

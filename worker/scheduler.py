@@ -1,0 +1,317 @@
+"""Continuous batching: who computes what in the next step. No I/O, no torch, no clock.
+
+A step is planned as 1. decodes, 2. running prefills, 3. admission, under a token budget and, beside
+decodes, a time budget. Rules:
+
+- Only running sequences hold blocks. A sequence is admitted when blocks for all its tokens are
+  there, plus one for each sequence that runs already, so nobody runs that could not go on.
+- A decode that finds no block preempts the last in rank (highest ``priority`` number, youngest).
+  The first in rank is never preempted by another, so it always ends, and then the next one does.
+- A block is sealed in :meth:`Scheduler.commit`, after its KV has been computed, never before.
+- Between ``plan`` and ``commit`` nothing is allocated, so blocks of a sequence that is aborted
+  meanwhile cannot be given to another while the runner still writes them.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from shared.errors import ContextLengthExceeded, NoCapacity
+from shared.load import WorkerLoad
+from shared.paging import BlockPool
+from worker.outcome import Counters, TokenOut
+from worker.pace import Pace
+from worker.runner import Chunk, StepPlan, StepResult
+from worker.seqblocks import SequenceBlocks
+from worker.sequence import FinishReason, Phase, Sequence
+from worker.siblings import Siblings
+
+MIN_CHUNK = 16
+"""Prefill tokens that a step gets whatever its time budget says."""
+
+
+class Scheduler:
+    """Owns the pool and all sequences. Mutable state: everything in ``__init__`` below ``pool``."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        max_waiting: int,
+        max_step_ms: float = 0.0,
+    ) -> None:
+        self.pool = pool
+        self.max_len = min(max_model_len, pool.n_blocks * pool.block_size)
+        """Longest sequence, prompt and answer together."""
+        self._budget = max_batch_tokens
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._eos = eos_token_ids
+        self._pace = Pace(max_step_ms / 1000)
+        self._sequences: dict[str, Sequence] = {}
+        self._blocks = SequenceBlocks(pool)
+        self._running: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []  # by rank
+        self._step = 0
+        self._arrivals = 0
+        self.counters = Counters()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._sequences
+
+    def require_fit(self, prompt_len: int) -> None:
+        """Raise :class:`ContextLengthExceeded` if no token fits behind a prompt. Thread-safe."""
+        if prompt_len + 1 > self.max_len:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt_len} tokens; this worker takes at most "
+                f"{self.max_len - 1} and one token of answer"
+            )
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence.
+
+        :raises ContextLengthExceeded: it can never fit.
+        :raises NoCapacity: too many wait already.
+        """
+        if seq.id in self._sequences:
+            raise ValueError(f"sequence {seq.id} is already here")
+        self.require_fit(len(seq.tokens))
+        if len(self._waiting) >= self._max_waiting:
+            raise NoCapacity("too many requests wait for this worker", retry_after_s=1.0)
+        self._arrivals += 1
+        seq.order = self._arrivals
+        seq.urgency = seq.priority
+        self._sequences[seq.id] = seq
+        self._blocks.enrol(seq)
+        seq.reusable = len(self._blocks.match(seq)) * self.pool.block_size
+        insort(self._waiting, seq, key=_rank)
+
+    def abort(self, seq_id: str) -> Sequence | None:
+        """End a sequence at once and free its blocks; None if it is not here (any more)."""
+        return self.finish(seq_id, FinishReason.ABORT)
+
+    def finish(self, seq_id: str, reason: FinishReason) -> Sequence | None:
+        """End a sequence for a reason found outside, e.g. a stop string; None if not here."""
+        seq = self._sequences.pop(seq_id, None)
+        if seq is None:
+            return None
+        if self._running.pop(seq_id, None) is None:
+            self._waiting.remove(seq)
+        self._blocks.dismiss(seq)
+        seq.phase, seq.finish, seq.held_by = Phase.FINISHED, reason, None
+        return seq
+
+    def plan(self) -> StepPlan | None:
+        """Chunks of the next step; None if nothing can be computed, which means nothing is here."""
+        self._step += 1
+        chunks: list[Chunk] = []
+        self._plan_decodes(self._decode_share(), chunks)
+        budget = self._prefill_budget(len(chunks))
+        for seq in sorted(self._prefills(), key=lambda seq: (seq.urgency, seq.order)):
+            budget -= self._plan_prefill(seq, budget, chunks)
+        self._admit(budget, chunks)
+        # What a reserve for prefills did not use goes to decodes after all.
+        self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
+        return StepPlan(tuple(chunks)) if chunks else None
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
+        """Apply a step: seal what is full, append tokens, end what is complete."""
+        self._pace.observe(plan, result.seconds)
+        outs: list[TokenOut] = []
+        for chunk in plan.chunks:
+            seq = self._running.get(chunk.seq_id)
+            if seq is None:
+                continue  # aborted while the step ran
+            seq.computed += len(chunk.tokens)
+            self._blocks.seal(seq)
+            self._count(seq, chunk)
+            if chunk.sample:
+                outs.append(self._append(seq, result))
+        return outs
+
+    def fail(self, plan: StepPlan) -> list[TokenOut]:
+        """End the sequences of a step that was lost; what it wrote was never sealed."""
+        ended = (self.finish(chunk.seq_id, FinishReason.ERROR) for chunk in plan.chunks)
+        return [TokenOut(seq, None, finish=seq.finish) for seq in ended if seq is not None]
+
+    def load(self) -> WorkerLoad:
+        """Counts and measured rates. O(sequences)."""
+        return WorkerLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            queued_prefill_tokens=sum(len(seq.tokens) - seq.reusable for seq in self._waiting)
+            + sum(len(seq.tokens) - seq.computed for seq in self._prefills()),
+            blocks_total=self.pool.n_blocks,
+            blocks_used=self.pool.n_used,
+            blocks_cached=self.pool.n_cached,
+            prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
+            decode_tokens_per_s=self._pace.decode_tokens_per_s,
+        )
+
+    # ---- planning ----
+
+    def _prefills(self) -> Iterator[Sequence]:
+        return (seq for seq in self._running.values() if seq.prefilling)
+
+    def _decode_share(self) -> int:
+        """Decodes that may enter before prefills. With more decodes than budget, prefills get a
+        quarter of it, or every second step when it is a single token: neither starves."""
+        prefills = bool(self._waiting) or any(True for _ in self._prefills())
+        if not prefills or len(self._running) < self._budget:
+            return self._budget
+        if self._budget == 1:
+            return self._step % 2
+        return self._budget - max(1, self._budget // 4)
+
+    def _plan_decodes(self, limit: int, chunks: list[Chunk]) -> None:
+        """Add up to ``limit`` decodes, those that waited longest. Once the plan holds chunks of
+        prefills nobody is preempted, as that could hit one of them."""
+        ready = [
+            seq
+            for seq in self._running.values()
+            if not seq.prefilling and seq.last_step != self._step
+        ]
+        if len(ready) > limit:
+            ready.sort(key=lambda seq: (seq.last_step, seq.rank))
+            del ready[max(0, limit) :]
+        preempt = not chunks
+        for seq in sorted(ready, key=_rank):
+            if seq.phase is Phase.RUNNING and self._make_room(seq, preempt=preempt):
+                self._plan_chunk(seq, 1, chunks)
+
+    def _make_room(self, seq: Sequence, *, preempt: bool) -> bool:
+        """Give a decode the block of its newest token; False if it must not run now."""
+        while not self._blocks.grow(seq):
+            if not preempt:
+                return False
+            # Decodes are visited by rank, so whoever is last in rank is not in the plan yet.
+            victim = max(self._running.values(), key=_rank)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Back to the queue, at its old place; its sealed blocks stay reusable."""
+        del self._running[seq.id]
+        self._blocks.give_back(seq)
+        seq.phase = Phase.WAITING
+        seq.preemptions += 1
+        self.counters.preemptions += 1
+        insort(self._waiting, seq, key=_rank)
+
+    def _prefill_budget(self, n_decodes: int) -> int:
+        left = self._budget - n_decodes
+        limit = self._pace.prefill_limit() if n_decodes else None
+        return left if limit is None else min(left, max(limit, MIN_CHUNK))
+
+    def _plan_prefill(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        n_tokens = min(budget, len(seq.tokens) - seq.computed)
+        if n_tokens > 0:
+            self._plan_chunk(seq, n_tokens, chunks)
+        return max(0, n_tokens)
+
+    def _plan_chunk(self, seq: Sequence, n_tokens: int, chunks: list[Chunk]) -> None:
+        start, end = seq.computed, seq.computed + n_tokens
+        seq.last_step = self._step
+        chunks.append(
+            Chunk(
+                seq_id=seq.id,
+                start=start,
+                tokens=tuple(seq.tokens[start:end]),
+                blocks=tuple(seq.blocks[: self._blocks.needed(end)]),
+                sample=end == len(seq.tokens),
+                params=seq.params,
+                context=tuple(seq.tokens) if seq.params.penalised else (),
+                prompt_len=seq.prompt_len,
+                output_len=seq.output_len,
+            )
+        )
+
+    # ---- admission ----
+
+    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
+        """Start waiting sequences in order. One that waits for a sibling lets others pass; one that
+        finds no space does not, or a big prompt would starve."""
+        if not self._waiting or budget < 1:
+            return
+        siblings = Siblings(self._blocks, self._prefills())
+        started: list[Sequence] = []
+        for seq in self._waiting:
+            if budget < 1 or len(self._running) >= self._max_running:
+                break
+            if siblings.still_held(seq):
+                continue
+            matched = self._blocks.match(seq)
+            seq.reusable = len(matched) * self.pool.block_size
+            if siblings.hold_back(seq, matched):
+                self.counters.held_back += 1
+                continue
+            if not self._start(seq, matched):
+                break
+            started.append(seq)
+            siblings.add(seq)
+            budget -= self._plan_prefill(seq, budget, chunks)
+        if started:
+            self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
+
+    def _start(self, seq: Sequence, matched: list[int]) -> bool:
+        """Let a waiting sequence run; False, and no change, if there is no space for it."""
+        if not self._blocks.take(seq, matched, spare=len(self._running)):
+            return False
+        seq.phase = Phase.RUNNING
+        seq.urgency = seq.priority
+        self._running[seq.id] = seq
+        if seq.cached is None:
+            seq.cached = seq.computed
+            self.counters.cached_tokens += seq.computed
+        return True
+
+    # ---- committing ----
+
+    def _count(self, seq: Sequence, chunk: Chunk) -> None:
+        if chunk.sample:
+            self.counters.decode_tokens += 1
+        if chunk.decode:
+            return
+        if seq.preemptions:
+            self.counters.recomputed_tokens += len(chunk.tokens)
+        else:
+            self.counters.computed_tokens += len(chunk.tokens)
+
+    def _append(self, seq: Sequence, result: StepResult) -> TokenOut:
+        token = result.tokens[seq.id]
+        seq.tokens.append(token)
+        finish, stop_token = self._verdict(seq, token)
+        if finish is not None:
+            self.finish(seq.id, finish)
+        return TokenOut(seq, token, result.logprobs.get(seq.id), finish, stop_token)
+
+    def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
+        """Whether the newest token ends the sequence. Stop strings are found by the detokenizer."""
+        params = seq.params
+        ends = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        if ends and seq.output_len >= params.min_tokens:
+            return FinishReason.STOP, token
+        if seq.output_len >= params.max_tokens or len(seq.tokens) >= self.max_len:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def check(self) -> None:
+        """Prove the invariants between two steps; raises AssertionError. O(pool + sequences)."""
+        self._blocks.check(list(self._running.values()), self._waiting)
+        if self._waiting != sorted(self._waiting, key=_rank):
+            raise AssertionError("the queue is out of order")
+        if len(self._sequences) != len(self._running) + len(self._waiting):
+            raise AssertionError("a sequence is lost")
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank

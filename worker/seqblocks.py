@@ -1,0 +1,106 @@
+"""The KV blocks of sequences: which they can reuse, get, seal and give back."""
+
+from __future__ import annotations
+
+from shared.paging import BlockPool
+from worker.sequence import BlockChain, Phase, Sequence
+
+
+class SequenceBlocks:
+    """Keeps each sequence's block table in step with the pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self._size = pool.block_size
+        self._chains: dict[str, BlockChain] = {}
+
+    def enrol(self, seq: Sequence) -> None:
+        """Call first, once per sequence."""
+        self._chains[seq.id] = BlockChain(seq.scope_root, self._size)
+
+    def dismiss(self, seq: Sequence) -> None:
+        """Call last; gives back its blocks."""
+        self.give_back(seq)
+        del self._chains[seq.id]
+
+    def units(self, seq: Sequence) -> list[bytes]:
+        """Exact contents of its full blocks. Do not modify."""
+        return self._chains[seq.id].units(seq.tokens)
+
+    def reusable(self, seq: Sequence) -> int:
+        """Blocks that may come from the cache: full ones, and never the one with the last token,
+        whose logits are needed."""
+        return (len(seq.tokens) - 1) // self._size
+
+    def needed(self, n_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-n_tokens // self._size)
+
+    def match(self, seq: Sequence) -> list[int]:
+        """Reusable blocks that are in the cache now."""
+        return self.pool.match(seq.scope_root, self.units(seq)[: self.reusable(seq)])
+
+    def take(self, seq: Sequence, matched: list[int], spare: int) -> bool:
+        """Give a sequence blocks for all its tokens, the matched ones first.
+
+        :param spare: blocks that must be left for others.
+        :returns: False, with no change, if they are not there.
+        """
+        fresh = self.needed(len(seq.tokens)) - len(matched)
+        left = self.pool.available - self.pool.n_cached_of(matched)
+        if fresh + spare > left:
+            return False
+        self.pool.acquire(matched)
+        blocks = self.pool.allocate(fresh, after=matched[-1] if matched else None)
+        if blocks is None:
+            raise AssertionError(f"{fresh} blocks are not there although {left} were counted")
+        seq.blocks = [*matched, *blocks]
+        seq.computed = len(matched) * self._size
+        seq.sealed = len(matched)
+        return True
+
+    def grow(self, seq: Sequence) -> bool:
+        """Make sure the newest token has a place; False if no block is there."""
+        if len(seq.tokens) > len(seq.blocks) * self._size:
+            fresh = self.pool.allocate(1, after=seq.blocks[-1])
+            if fresh is None:
+                return False
+            seq.blocks.extend(fresh)
+        return True
+
+    def seal(self, seq: Sequence) -> None:
+        """Put computed full blocks into the tree; an equal block that is there already replaces
+        the sequence's own."""
+        full = seq.computed // self._size
+        if full == seq.sealed:
+            return
+        chain = self._chains[seq.id]
+        units = chain.units(seq.tokens)
+        for index in range(seq.sealed, full):
+            parent = seq.blocks[index - 1] if index else None
+            seq.blocks[index] = self.pool.seal(
+                seq.blocks[index], seq.scope_root, parent, units[index], chain.key(index)
+            )
+        seq.sealed = full
+
+    def give_back(self, seq: Sequence) -> None:
+        """Release its blocks; sealed ones stay reusable."""
+        self.pool.release(seq.blocks)
+        seq.blocks = []
+        seq.computed = seq.sealed = 0
+
+    def check(self, running: list[Sequence], waiting: list[Sequence]) -> None:
+        """Prove that tables and pool agree; raises AssertionError."""
+        self.pool.check()
+        holders = [0] * self.pool.n_blocks
+        for seq in running:
+            if len(seq.blocks) < self.needed(max(seq.computed, len(seq.tokens) - 1)):
+                raise AssertionError(f"{seq.id} has too few blocks")
+            if seq.sealed != seq.computed // self._size:
+                raise AssertionError(f"{seq.id} has unsealed full blocks")
+            for block in seq.blocks:
+                holders[block] += 1
+        if holders != [self.pool.refs(block) for block in range(self.pool.n_blocks)]:
+            raise AssertionError("references and sequences' blocks differ")
+        if any(seq.blocks or seq.phase is not Phase.WAITING for seq in waiting):
+            raise AssertionError("a waiting sequence holds blocks")
