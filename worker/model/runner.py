@@ -1,0 +1,211 @@
+"""Executes step plans on a real model: plan -> tensors -> logits -> tokens."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import structlog
+import torch
+from torch import Tensor
+
+from shared.bundle import BundleError, TokenizerBundle, load_bundle
+from shared.errors import ConfigError
+from worker.config import CacheConfig, ModelConfig
+from worker.model.attention import ATTENTION, may_use_varlen, register
+from worker.model.batch import build_batch
+from worker.model.fetch import Progress
+from worker.model.kvcache import KvPool, bytes_per_block
+from worker.model.sampler import Sampler
+from worker.model.selfcheck import check_against_plain
+from worker.model.support import Unsupported
+from worker.model.weights import LoadedModel, load_model
+from worker.runner import RunnerError, StepPlan, StepResult
+
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
+"""Share of the memory that is free once the weights are loaded; a CPU is shared with others."""
+_CPU_MOST_BYTES = 4 << 30
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class AttentionCounts:
+    """Chunks whose KV was read in place, and chunks whose KV had to be gathered first."""
+
+    views: int = 0
+    gathers: int = 0
+
+
+class TorchRunner:
+    """``worker.runner.Runner`` over one loaded model. Called from one thread at a time.
+
+    ``rng`` draws for requests without a seed; by default it is seeded by the system.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        n_blocks: int,
+        block_size: int,
+        *,
+        threads: int = 0,
+        rng: Random | None = None,
+    ) -> None:
+        register()
+        self._loaded = loaded
+        self._model = loaded.model
+        self._model.set_attn_implementation(ATTENTION)
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._owner: int | None = None
+        self._pool = KvPool(loaded.layers, n_blocks, block_size, loaded.device)
+        self._varlen = may_use_varlen(loaded.device, list(self._pool.layers.values()))
+        self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
+        self.counts = AttentionCounts()
+
+    @classmethod
+    def load(
+        cls, model: ModelConfig, cache: CacheConfig, progress: Progress = lambda _: None
+    ) -> TorchRunner:
+        """Load, check and size everything. Raises ``ConfigError`` with the reason."""
+        threads = model.threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(threads)
+        loaded = load_model(
+            model.path,
+            model.device,
+            model.dtype,
+            cache_dir=model.cache_dir,
+            max_model_len=model.max_model_len,
+            progress=progress,
+        )
+        n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
+        runner = cls(loaded, n_blocks, cache.block_size, threads=threads)
+        try:
+            runner.check()
+        except Unsupported as error:
+            raise ConfigError("model.path", model.path, f"not supported: {error}") from error
+        return runner
+
+    def check(self) -> None:
+        """Compare with the model's own attention on a few tokens. Raises ``Unsupported``.
+
+        Where the block-table kernel fails the comparison, gathering takes over, and that is logged.
+        """
+        args = (self._loaded, self._pool.block_size)
+        if self._varlen:
+            try:
+                check_against_plain(*args, paged=True)
+                return
+            except (Unsupported, RuntimeError) as error:
+                log.warning("paged_kernel_unusable", reason=str(error).splitlines()[0])
+                self._varlen = False
+        check_against_plain(*args, paged=False)
+
+    @property
+    def n_blocks(self) -> int:
+        """KV blocks that exist."""
+        return self._pool.n_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._pool.block_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        return self._loaded.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in ``range(vocab_size)``."""
+        return self._loaded.vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer unless ``ignore_eos``."""
+        return self._loaded.eos_token_ids
+
+    @property
+    def model_name(self) -> str:
+        """Name under which the model is served unless told otherwise."""
+        return self._loaded.name
+
+    @property
+    def bundle(self) -> TokenizerBundle:
+        """Tokenizer and chat template. Raises ``ConfigError`` if the model came without."""
+        try:
+            return load_bundle(self._loaded.source)
+        except BundleError as error:
+            raise ConfigError("model.path", self._loaded.source, str(error)) from error
+
+    @property
+    def pool(self) -> KvPool:
+        """The KV memory, for tests and measurements."""
+        return self._pool
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole."""
+        started = time.perf_counter()
+        self._adopt_thread()
+        sampled = [chunk for chunk in plan.chunks if chunk.sample]
+        try:
+            with torch.inference_mode():
+                tokens, logprobs = self._sampler.sample(self.logits(plan), sampled)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise RunnerError(f"step of {plan.n_tokens} tokens failed: {error}") from error
+        return StepResult(tokens, logprobs, time.perf_counter() - started)
+
+    def logits(self, plan: StepPlan) -> Tensor:
+        """Forward alone: logits ``[S, V]`` of the chunks that sample, in plan order. Writes KV."""
+        batch = build_batch(plan, self._pool, self._loaded.device, paged=self._varlen)
+        self.counts.views += batch.views
+        self.counts.gathers += len(batch.spans) - batch.views
+        return self._loaded.forward(batch)
+
+    def forget(self, seq_id: str) -> None:
+        """Nothing is kept per sequence: a seeded draw is a function of seed and position."""
+
+    def close(self) -> None:
+        """Free the KV memory; no call follows."""
+        self._pool.layers.clear()
+
+    def _adopt_thread(self) -> None:
+        """OpenMP counts threads per calling thread: tell it when another thread first calls."""
+        if self._owner != threading.get_ident():
+            torch.set_num_threads(self._threads)
+            self._owner = threading.get_ident()
+
+
+def _blocks_that_fit(loaded: LoadedModel, block_size: int) -> int:
+    """KV blocks in a share of free memory. Raises ``ConfigError`` if not even one fits."""
+    if loaded.device.type == "cuda":
+        room = int(torch.cuda.mem_get_info(loaded.device)[0] * _CUDA_SHARE)
+    else:
+        room = min(int(_free_memory() * _CPU_SHARE), _CPU_MOST_BYTES)
+    each = bytes_per_block(loaded.layers, block_size)
+    if room < each:
+        raise ConfigError(
+            "cache.kv_blocks", 0, f"one block takes {each >> 20} MiB, {room >> 20} are free for it"
+        )
+    return room // each
+
+
+def _free_memory() -> int:
+    """Bytes a process may still take: of the machine, or of its control group if that is less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file():
+        text = limit.read_text().strip()
+        if text != "max":
+            free = min(free, max(0, int(text) - int(used.read_text())))
+    return free

@@ -1,0 +1,168 @@
+"""From logits to tokens.
+
+Each row is one sequence. The draw of a seeded request depends on its seed, the number of tokens it
+has so far and the row's own logits: never on its neighbours, on what was cached, or on preemption.
+Order, as in vLLM: bias, minimum length, penalties, temperature, min-p, top-k, top-p.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import torch
+from torch import Tensor
+
+from worker.runner import Chunk, RunnerError, TokenLogprob
+from worker.sequence import SamplingParams
+
+_SHORTLIST = 1024
+"""Candidates that nearly always hold a whole nucleus; else all are sorted."""
+
+_COLDEST = 1e-6
+"""Lower temperatures choose the same token and would overflow float32."""
+
+
+class Sampler:
+    """Chooses tokens. ``rng`` serves the requests that name no seed."""
+
+    def __init__(self, eos_token_ids: frozenset[int], rng: Random) -> None:
+        self._eos = eos_token_ids
+        self._rng = rng
+
+    def sample(
+        self, logits: Tensor, chunks: Sequence[Chunk]
+    ) -> tuple[dict[str, int], dict[str, TokenLogprob]]:
+        """Token, and where asked for log-probabilities, per sequence id.
+
+        ``logits`` ``[S, V]``, a row per chunk. Raises ``RunnerError`` if they are not numbers.
+        """
+        if not chunks:
+            return {}, {}
+        adjusted = self._adjust(logits, chunks)
+        best, picked = adjusted.max(-1)
+        if bool(best.isnan().any()):
+            raise RunnerError("the model produced logits that are not numbers")
+        random_rows = [row for row, chunk in enumerate(chunks) if not chunk.params.greedy]
+        if random_rows:
+            drawn = self._draw(adjusted[random_rows], [chunks[row] for row in random_rows])
+            picked[random_rows] = drawn
+        tokens = picked.tolist()
+        ids = [chunk.seq_id for chunk in chunks]
+        return dict(zip(ids, tokens, strict=True)), _logprobs(logits, tokens, chunks)
+
+    def _adjust(self, logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
+        """Logits after bias, minimum length and penalties; the given ones if no row asks."""
+        asking = [row for row, chunk in enumerate(chunks) if _adjusts(chunk)]
+        if not asking:
+            return logits
+        adjusted = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        for row in asking:
+            self._adjust_row(adjusted[row], chunks[row])
+        return adjusted
+
+    def _adjust_row(self, row: Tensor, chunk: Chunk) -> None:
+        params, size = chunk.params, row.shape[0]
+        # an id outside the vocabulary can never be chosen: a bias on it changes nothing
+        biased = {token: bias for token, bias in params.logit_bias.items() if 0 <= token < size}
+        if biased:
+            where = torch.tensor(list(biased), device=row.device)
+            row[where] += torch.tensor(list(biased.values()), dtype=row.dtype, device=row.device)
+        if chunk.output_len < params.min_tokens:
+            ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos)
+            row[[token for token in ends if 0 <= token < size]] = float("-inf")
+        _penalise(row, chunk)
+
+    def _draw(self, logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
+        params = [chunk.params for chunk in chunks]
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = precise / _column([max(p.temperature, _COLDEST) for p in params], precise)
+        filtering = [row for row, p in enumerate(params) if p.top_p < 1 or p.top_k or p.min_p]
+        if filtering:
+            some = scaled[filtering]
+            floor = _lowest_kept(some, [params[row] for row in filtering], _SHORTLIST)
+            scaled[filtering] = some.masked_fill(some < floor, float("-inf"))
+        # In vocabulary order: were it sorted, a rounding difference between two near-equal logits
+        # would swap them and change the token.
+        mass = scaled.double().softmax(-1).cumsum(-1)
+        total = mass[:, -1:]
+        point = _column([self._uniform(chunk) for chunk in chunks], mass) * total
+        below_total = torch.nextafter(total, torch.zeros_like(total))
+        return torch.searchsorted(mass, torch.minimum(point, below_total), right=True)[:, 0]
+
+    def _uniform(self, chunk: Chunk) -> float:
+        seed = chunk.params.seed
+        return (self._rng if seed is None else Random(f"{seed}:{chunk.output_len}")).random()
+
+
+def _adjusts(chunk: Chunk) -> bool:
+    params = chunk.params
+    return bool(
+        params.logit_bias
+        or chunk.output_len < params.min_tokens
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )
+
+
+def _penalise(row: Tensor, chunk: Chunk) -> None:
+    """Repetition counts prompt and answer; presence and frequency count the answer only."""
+    params = chunk.params
+    if params.repetition_penalty != 1.0 and chunk.context:
+        seen = torch.tensor(sorted(set(chunk.context)), device=row.device)
+        values = row[seen]
+        row[seen] = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+    if params.presence_penalty or params.frequency_penalty:
+        counts = Counter(chunk.context[chunk.prompt_len :])
+        if counts:
+            said = torch.tensor(list(counts), device=row.device)
+            times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
+            row[said] -= params.frequency_penalty * times + params.presence_penalty
+
+
+def _lowest_kept(scaled: Tensor, params: Sequence[SamplingParams], shortlist: int) -> Tensor:
+    """Smallest logit ``[R, 1]`` that min-p, top-k and top-p leave in each row."""
+    size = scaled.shape[-1]
+    k = min(size, max(shortlist, *(p.top_k for p in params)))
+    best = scaled.topk(k).values
+    share = (best - scaled.logsumexp(-1, keepdim=True)).exp()
+    top_k = _column([p.top_k or size for p in params], share)
+    # 1.0 must keep everything, whatever rounding says of the last token
+    top_p = _column([p.top_p if p.top_p < 1 else 2.0 for p in params], share)
+    min_p = _column([p.min_p for p in params], share)
+    allowed = (torch.arange(k, device=share.device) < top_k) & (share >= min_p * share[:, :1])
+    kept_share = share * allowed
+    complete = ~allowed[:, -1:] | (k == size)
+    whole = torch.where(complete, kept_share.sum(-1, keepdim=True), 1.0)
+    before = kept_share.cumsum(-1) - kept_share
+    kept = allowed & (before < top_p * whole)
+    kept[:, 0] = True
+    if bool((~complete & (kept[:, -1:] | (min_p > 0))).any()):
+        return _lowest_kept(scaled, params, size)  # the answer lies beyond the shortlist
+    return best.gather(-1, kept.sum(-1, keepdim=True) - 1)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _logprobs(
+    logits: Tensor, tokens: Sequence[int], chunks: Sequence[Chunk]
+) -> dict[str, TokenLogprob]:
+    """Of the model's own distribution: before bias, penalties and temperature."""
+    rows = [row for row, chunk in enumerate(chunks) if chunk.params.logprobs is not None]
+    if not rows:
+        return {}
+    asked = logits[rows].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    wanted = [chunks[row].params.logprobs or 0 for row in rows]
+    best = asked.topk(min(max(wanted), asked.shape[-1]))
+    found = {}
+    for line, (row, n) in enumerate(zip(rows, wanted, strict=True)):
+        ids, values = best.indices[line, :n].tolist(), best.values[line, :n].tolist()
+        chosen = float(asked[line, tokens[row]])
+        found[chunks[row].seq_id] = TokenLogprob(chosen, tuple(zip(ids, values, strict=True)))
+    return found

@@ -1,0 +1,69 @@
+"""The last gate at load: the same few tokens through paged and through plain attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worker.model.attention import ATTENTION
+from worker.model.batch import build_batch
+from worker.model.kvcache import KvPool
+from worker.model.support import Unsupported
+from worker.model.weights import LoadedModel
+from worker.runner import Chunk, StepPlan
+from worker.sequence import SamplingParams
+
+_TOKENS = 24
+_SPLITS = ((0, 13), (13, 23), (23, 24))
+"""A first chunk, a chunk with history, a decode step."""
+_EXACT, _HALF = 1e-3, 0.2
+"""Largest relative distance of the logits: rounding alone stays well under, errors well over."""
+
+
+def check_against_plain(loaded: LoadedModel, block_size: int, *, paged: bool) -> None:
+    """Raises ``Unsupported`` if paged logits differ from those of the model's own attention.
+
+    Catches what the look at its layers cannot see, such as state carried between tokens.
+    ``paged``: through the kernel that reads the block table.
+    """
+    count = min(_TOKENS, loaded.max_model_len)
+    tokens = [97 * (i + 1) % loaded.vocab_size for i in range(count)]
+    with torch.inference_mode():
+        plain, ours = _plain(loaded, tokens), _ours(loaded, tokens, block_size, paged=paged)
+    scale = (plain - plain.mean()).norm()
+    distance = float((ours - plain).norm() / scale)
+    precise = loaded.dtype in (torch.float32, torch.float64)
+    if not distance < (_EXACT if precise else _HALF):
+        raise Unsupported(
+            f"{loaded.model.config.model_type} differs from plain attention by {distance:.1e}"
+        )
+
+
+def _plain(loaded: LoadedModel, tokens: list[int]) -> Tensor:
+    loaded.model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([tokens], device=loaded.device)
+        mask = torch.ones_like(ids)
+        out = loaded.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
+    finally:
+        loaded.model.set_attn_implementation(ATTENTION)
+    return _precise(out.logits[0, -1])
+
+
+def _ours(loaded: LoadedModel, tokens: list[int], block_size: int, *, paged: bool) -> Tensor:
+    n_blocks = -(-len(tokens) // block_size)
+    pool = KvPool(loaded.layers, n_blocks, block_size, loaded.device)
+    blocks = tuple(reversed(range(n_blocks)))
+    logits = torch.empty(0)
+    for start, stop in _SPLITS:
+        part = tuple(tokens[start:stop])
+        if not part:
+            break
+        chunk = Chunk("self-check", start, part, blocks, sample=True, params=SamplingParams())
+        batch = build_batch(StepPlan((chunk,)), pool, loaded.device, paged=paged)
+        logits = loaded.forward(batch)[-1]
+    return _precise(logits)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
