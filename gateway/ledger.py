@@ -189,6 +189,7 @@ class LedgerSink:
         *,
         clock: Callable[[], float] = time.time,
         queue_records: int = QUEUE_RECORDS,
+        flush_s: float = FLUSH_S,
     ) -> None:
         """Create the folder, open a file, start the writer.
 
@@ -202,6 +203,7 @@ class LedgerSink:
         self._unwritten = 0
         self._told = 0
         self._limit = queue_records
+        self._flush_s = flush_s
         self._clock = clock
         self._queue: deque[RequestRecord] = deque()
         self._log = structlog.get_logger("headwater.ledger")
@@ -247,7 +249,7 @@ class LedgerSink:
         self._file.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(FLUSH_S):
+        while not self._stop.wait(self._flush_s):
             self.flush()
 
     def _write_slice(self) -> None:

@@ -87,9 +87,9 @@ def load(files: Sequence[Path], since: float | None, memory: str = "1GB") -> Ite
         }
         with duckdb.connect(":memory:", config=settings) as db:
             named = _fill(db, files, since)
-            skipped = _count(db, "SELECT count(*) FROM attempts WHERE at IS NULL")
+            skipped = _count(db, "SELECT count(*) FROM attempts WHERE arrived IS NULL")
             dropped = _count(db, "SELECT coalesce(sum(dropped), 0) FROM attempts")
-            db.execute("DELETE FROM attempts WHERE at IS NULL OR dropped IS NOT NULL")
+            db.execute("DELETE FROM attempts WHERE arrived IS NULL OR dropped IS NOT NULL")
             db.execute("CREATE VIEW finals AS SELECT * FROM attempts WHERE final")
             records = _count(db, "SELECT count(*) FROM attempts")
             loaded = Loaded(
@@ -125,10 +125,10 @@ def _fill(
     db: duckdb.DuckDBPyConnection, files: Sequence[Path], since: float | None
 ) -> tuple[BadLine, ...]:
     """Create ``attempts``. The strict reader is fast; only when it objects are lines looked at."""
-    incomplete = "dropped IS NULL AND (at IS NULL OR id IS NULL OR route IS NULL OR model IS NULL)"
+    missing = " OR ".join(f"{name} IS NULL" for name in ("arrived", "id", "route", "model"))
     try:
         _create(db, files, since, strict=True)
-        if not _count(db, f"SELECT count(*) FROM attempts WHERE {incomplete}"):
+        if not _count(db, f"SELECT count(*) FROM attempts WHERE dropped IS NULL AND ({missing})"):
             return ()
     except duckdb.InvalidInputException:
         pass  # what is wrong is found below, line by line
@@ -160,15 +160,15 @@ def _create(
                        WHEN t_delivered = 0 THEN 'none'
                        WHEN t_delivered >= t_prompt - t_tail THEN 'full'
                        ELSE 'partial' END AS depth
-        FROM (SELECT filename, at, id, route, model, {texts}, {terms},
-                     coalesce("try", 1) AS try, coalesce(final, true) AS final,
+        FROM (SELECT filename, "at" AS arrived, id, route, model, {texts}, {terms},
+                     coalesce("try", 1) AS attempt, coalesce(final, true) AS final,
                      coalesce(outcome, 'ok') AS outcome, coalesce(status, 200) AS status,
                      coalesce(out, 0) AS out, coalesce(decided_s, 0) AS decided_s, ttft_s,
                      coalesce(total_s, 0) AS total_s, itl_s, predicted_s,
                      coalesce(reported, true) AS reported, dropped
               FROM read_json($files, columns = {{{columns}}}, format = 'newline_delimited',
                              filename = true, ignore_errors = {"false" if strict else "true"})
-              WHERE at IS NULL OR at >= $since)
+              WHERE "at" IS NULL OR "at" >= $since)
     """
     names = [re.sub(r"([*?\[])", r"[\1]", str(file)) for file in files]
     earliest = float("-inf") if since is None else since

@@ -149,6 +149,8 @@ class Report(Section, frozen=True, kw_only=True):
     skipped_lines: int
     skipped: list[Skipped]
     """The first of them."""
+    untold_requests: int
+    """Answered requests whose engine did not tell ``cached_tokens``."""
     dropped_records: int
     """Records that gateways could not keep."""
     percentiles: str

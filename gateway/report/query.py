@@ -172,12 +172,13 @@ class Query:
     def attempts(self) -> Attempts:
         """Retries and why."""
         ((attempts, retried),) = self.rows("""
-            SELECT count(*) FILTER (try > 0), count(*) FILTER (final AND try > 1) FROM attempts
+            SELECT count(*) FILTER (attempt > 0), count(*) FILTER (final AND attempt > 1)
+            FROM attempts
         """)
         return Attempts(
             attempts=attempts,
             retried_requests=retried,
-            by_attempts=self.counts("try"),
+            by_attempts=self.counts("attempt"),
             retry_reasons=self.counts("outcome", "attempts", "NOT final"),
         )
 

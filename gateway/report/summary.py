@@ -50,7 +50,10 @@ def _assemble(query: Query, loaded: Loaded, by: Sequence[str], top_families: int
     total = query.total()
     groups = query.groups(by) if by else []
     _verify_groups(total, groups)
-    ((first, last),) = query.rows("SELECT min(at), max(at) FROM attempts")
+    ((first, last),) = query.rows("SELECT min(arrived), max(arrived) FROM attempts")
+    ((untold,),) = query.rows(
+        "SELECT count(*) FROM finals WHERE NOT reported AND outcome = 'ok' AND t_prompt > 0"
+    )
     return Report(
         totals=total.totals,
         rates=total.rates,
@@ -64,6 +67,7 @@ def _assemble(query: Query, loaded: Loaded, by: Sequence[str], top_families: int
         records=loaded.records,
         skipped_lines=loaded.skipped,
         skipped=[Skipped(str(bad.file), bad.number, bad.reason) for bad in loaded.skipped_named],
+        untold_requests=untold,
         dropped_records=loaded.dropped,
         percentiles=query.percentiles,
         by=list(by),

@@ -12,13 +12,13 @@ LOSSES = {
     "tail": "can never match: the last, partial block and the last token",
     "cold": "never seen before",
     "evicted": "seen before, but no worker holds them any more",
-    "diverted_for_load": "the worker that held them was too busy: waiting would have cost more",
+    "diverted_for_load": "another worker was expected to answer sooner than the one that held them",
     "draining": "held only by a worker that is being shut down",
     "policy": "the routing policy preferred another worker",
     "isolation": "held for another tenant, which must not be shared",
     "stale_index": "the chosen worker had dropped them before the request came",
     "token_mismatch": "gateway and engine made different tokens of the same text",
-    "unreported": "the engine does not tell what it reused",
+    "unreported": "the engine did not tell what it reused",
 }
 """Every way to lose a token, in the order a request meets them."""
 
@@ -264,10 +264,10 @@ def _warnings(page: Page, report: Report) -> None:
         notes.append(
             f"{report.dropped_records:,} records are missing: the gateway could not write them."
         )
-    if report.totals["unreported"]:
+    if report.untold_requests:
         notes.append(
-            "Some engines do not tell what they reused. vLLM needs --enable-prompt-tokens-details,"
-            " SGLang --enable-cache-report."
+            f"For {report.untold_requests:,} answered requests the engine did not tell what it"
+            " reused: vLLM needs --enable-prompt-tokens-details, SGLang --enable-cache-report."
         )
     if notes:
         page.heading("Note")

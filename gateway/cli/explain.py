@@ -1,0 +1,223 @@
+"""``headwater explain``: how a gateway would route a request now, and why."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import msgspec
+import typer
+
+from shared.errors import ConfigError, HeadwaterError
+
+PATH = "/admin/explain"
+DEFAULT_URL = "http://127.0.0.1:8001"
+FORMATS = ("text", "json")
+
+app = typer.Typer()
+
+
+class ExplainFailed(HeadwaterError):
+    """The gateway gave no explanation; the message is one line."""
+
+
+class ExplainedWorker(msgspec.Struct, frozen=True):
+    """One worker in the order of the ranking; ``parts`` add up to ``cost_s``.
+
+    Both are seconds for the policy ``cost``; others only order by them.
+    """
+
+    id: str
+    state: str = ""
+    trust: str = ""
+    matched_tokens: int = 0
+    cost_s: float | None = None
+    parts: dict[str, float] = {}
+    inflight: int = 0
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The answer of ``POST /admin/explain``; what else it holds, ``--format json`` shows."""
+
+    request: dict[str, Any]
+    """``model``, ``prompt_tokens``, ``blocks`` and what else the gateway tells."""
+    policy: str = ""
+    choice: str | None = None
+    reason: str = ""
+    reject: dict[str, Any] | None = None
+    workers: list[ExplainedWorker] = []
+
+
+@app.command(
+    epilog="Example: headwater explain request.json   |   "
+    'echo \'{"messages": [{"role": "user", "content": "Hi"}]}\' | headwater explain -'
+)
+def explain(
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST.json",
+            help="The body of a chat or completions request; - reads standard input.",
+        ),
+    ],
+    url: Annotated[str, typer.Option(help="The gateway's admin address.")] = DEFAULT_URL,
+    token: Annotated[
+        str,
+        typer.Option(
+            help="The admin token, if the gateway wants one.",
+            envvar="HEADWATER_LISTEN__ADMIN_TOKEN",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = "",
+    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> None:
+    """How this request would be routed now: who holds how much, what each costs, and the choice."""
+    if form not in FORMATS:
+        raise ConfigError("--format", form, f"is none of {', '.join(FORMATS)}")
+    body = read_request(request)
+    with make_client(url, token) as client:
+        try:
+            answer = ask(client, body)
+            explanation = decode(answer)
+        except ExplainFailed as error:
+            typer.echo(f"headwater explain: {error}", err=True)
+            raise typer.Exit(1) from error
+    if form == "json":
+        typer.echo(msgspec.json.format(answer, indent=2).decode())
+    else:
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        typer.echo(render(explanation, colour=colour), nl=False)
+
+
+def read_request(source: str) -> bytes:
+    """The bytes of a request body as they stand in a file, or on standard input for ``-``.
+
+    :raises ConfigError: it cannot be read, or is no chat or completions request.
+    """
+    try:
+        body = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        raise ConfigError("REQUEST", source, f"cannot be read: {error.strerror}") from error
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("REQUEST", source, f"is no JSON: {error}") from error
+    if not isinstance(fields, dict) or not fields.keys() & {"messages", "prompt"}:
+        reason = 'is no request: a JSON object with "messages" or "prompt" is needed'
+        raise ConfigError("REQUEST", source, reason)
+    return body
+
+
+def make_client(url: str, token: str) -> httpx.Client:
+    """A client for the admin listener; proxies of the environment are for the outside world.
+
+    :raises ConfigError: not a URL.
+    """
+    try:
+        base = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError("--url", url, str(error)) from error
+    if base.scheme not in {"http", "https"} or not base.host:
+        raise ConfigError("--url", url, f"is no http:// or https:// URL, such as {DEFAULT_URL}")
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return httpx.Client(base_url=base, headers=headers, timeout=30.0, trust_env=False)
+
+
+def ask(client: httpx.Client, body: bytes) -> bytes:
+    """The gateway's answer, JSON.
+
+    :raises ExplainFailed: it cannot be reached or refuses.
+    """
+    try:
+        response = client.post(PATH, content=body, headers={"content-type": "application/json"})
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise ExplainFailed(
+            f"no gateway answers at {client.base_url}: {reason} (--url names its admin address)"
+        ) from error
+    if response.is_success:
+        return response.content
+    hint = " (--token gives the admin token)" if response.status_code in {401, 403} else ""
+    raise ExplainFailed(f"the gateway answered {response.status_code}: {_message(response)}{hint}")
+
+
+def _message(response: httpx.Response) -> str:
+    """What an OpenAI-style error body says, on one line; without one, the status' own name."""
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"{response.reason_phrase}; is this the admin address?"
+    return " ".join(str(message).split())
+
+
+def decode(answer: bytes) -> Explanation:
+    """The typed view of an answer.
+
+    :raises ExplainFailed: something else answered.
+    """
+    try:
+        return msgspec.json.decode(answer, type=Explanation)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ExplainFailed(f"this is no answer of a gateway's admin listener: {error}") from error
+
+
+def render(explanation: Explanation, *, colour: bool = False) -> str:
+    """The explanation in at most 100 columns."""
+    from gateway.report.tables import Page
+
+    page = Page(colour=colour)
+    request = explanation.request
+    known = [f"{request[name]} {label}" for name, label in _SIZES if name in request]
+    page.line(f"{request.get('model') or 'any model'}: {', '.join(known) or 'size not known'}")
+    if explanation.reject is not None:
+        message = explanation.reject.get("message") or explanation.reason
+        page.line(f"Would be rejected: {message}", "bold")
+    elif explanation.choice is None:
+        page.line(f"No worker would be chosen: {explanation.reason}", "bold")
+    else:
+        page.line(f"Would go to {explanation.choice} (policy {explanation.policy})", "bold")
+    if explanation.reason and explanation.choice is not None:
+        page.line(f"Why: {explanation.reason}")
+    if explanation.workers:
+        page.line()
+        terms = list(dict.fromkeys(name for w in explanation.workers for name in w.parts))
+        head = ("", "worker", "state", "trust", "matched", "in flight", "cost")
+        page.table((*head, *terms), _rows(explanation, terms), names=4)
+    return page.text()
+
+
+_SIZES = (("prompt_tokens", "prompt tokens"), ("blocks", "blocks"))
+
+
+def _rows(explanation: Explanation, terms: list[str]) -> list[tuple[str, ...]]:
+    from gateway.report.tables import seconds
+
+    prompt = explanation.request.get("prompt_tokens")
+    shown = seconds if explanation.policy == "cost" else _plain
+    rows = []
+    for worker in explanation.workers:
+        matched = f"{worker.matched_tokens:,}"
+        if isinstance(prompt, int) and prompt > 0:
+            matched += f" ({100 * worker.matched_tokens / prompt:.0f} %)"
+        parts = (shown(worker.parts.get(name)) for name in terms)
+        rows.append(
+            (
+                "->" if worker.id == explanation.choice else "",
+                worker.id,
+                worker.state,
+                worker.trust,
+                matched,
+                f"{worker.inflight:,}",
+                shown(worker.cost_s),
+                *parts,
+            )
+        )
+    return rows
+
+
+def _plain(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:.4g}"
