@@ -6,11 +6,13 @@ enters the hash scope: two sides with the same fingerprint make the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import xxhash
+from tokenizers import Tokenizer
 
 from shared.errors import HeadwaterError
 
@@ -180,8 +182,33 @@ def _adds_bos(config: dict[str, Any], tokenizer_json: str, bos: str | None) -> b
     explicit = config.get("add_bos_token")
     if isinstance(explicit, bool):
         return explicit and bos is not None
-    from tokenizers import Tokenizer  # only here: decoding a bundle needs no tokenizer
-
     tokenizer = Tokenizer.from_str(tokenizer_json)
     first = tokenizer.encode("", add_special_tokens=True).ids[:1]
     return bos is not None and first == [tokenizer.token_to_id(bos)]
+
+
+def open_tokenizer(bundle: TokenizerBundle) -> Tokenizer:
+    """The tokenizer, never truncating or padding; raises :class:`BundleError`."""
+    try:
+        tokenizer = Tokenizer.from_str(bundle.tokenizer_json)
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a bad file
+        raise BundleError(f"tokenizer.json cannot be read: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def added_ends(
+    tokenizer: Tokenizer, bundle: TokenizerBundle
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Tokens that the tokenizer puts before and after a plain prompt; the bundle rules on BOS."""
+    probe = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    at = next((i for i in range(len(whole)) if whole[i : i + len(probe)] == probe), None)
+    before, after = ([], []) if at is None else (whole[:at], whole[at + len(probe) :])
+    bos = None if bundle.bos_token is None else tokenizer.token_to_id(bundle.bos_token)
+    if bos is not None and bundle.add_bos and bos not in before:
+        before = [bos, *before]
+    if not bundle.add_bos and before == [bos]:
+        before = []
+    return before, after

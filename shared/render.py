@@ -1,0 +1,305 @@
+"""Requests to token ids and index keys: one code path for gateway and worker, so that keys agree.
+
+    render (chat template) -> cut before proven added tokens -> tokens per piece (cached) -> chain
+
+What was encoded and hashed before is not encoded or hashed again, so a chat's next turn costs its
+new text. Everything here may be called from any thread: rendering and cutting are pure, the caches
+guard themselves (``shared.segments``), and encoding (which releases the interpreter lock) happens
+outside of any lock. So a caller asks ``new_text_bytes`` on its event loop and, if that is much,
+calls ``chain`` on another thread; what was rendered for the question is kept for the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import jinja2
+import structlog
+
+from shared import chat
+from shared.blocks import extend_chain, pack_tokens, unpack_tokens
+from shared.bundle import (
+    BundleError,
+    TokenizerBundle,
+    added_ends,
+    decode_bundle,
+    encode_bundle,
+    load_bundle,
+    open_tokenizer,
+)
+from shared.bytetok import byte_bundle
+from shared.chat import UnsupportedContent
+from shared.cuts import NO_CUTS, Cutter, prove_cuts, same_tokens
+from shared.errors import BadRequest
+from shared.openai import GenerateRequest, RouteKind
+from shared.segments import CacheStats, Segment, SegmentCache
+from shared.template import ChatTemplate
+from shared.textchain import EncodedChain, TextChain
+
+__all__ = [
+    "BundleError",
+    "Encoded",
+    "EncodedChain",
+    "RenderStats",
+    "Renderer",
+    "TextChain",
+    "TokenizerBundle",
+    "UnsupportedContent",
+    "byte_bundle",
+    "decode_bundle",
+    "encode_bundle",
+    "load_bundle",
+]
+
+CHECK_EVERY = 256
+"""One in so many cut requests is encoded as a whole as well, and compared."""
+
+Background = Callable[[Callable[[], None]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of a request; several prompts only for completions with a list."""
+
+    prompts: tuple[list[int], ...]
+    text: str | None = None
+    """The rendered or given text; None for token ids or several prompts."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The first prompt, which is the only one of a chat."""
+        return self.prompts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderStats:
+    """State of one renderer."""
+
+    cutting: bool
+    """Texts are cut and remembered in pieces; False after a failed proof or check."""
+    proven: int
+    """Added tokens at which texts are cut."""
+    checks: int
+    """Live requests that were encoded as a whole and compared."""
+    mismatches: int
+    cache: CacheStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A request rendered and cut: per prompt its pieces of text, or its packed token ids."""
+
+    prompts: tuple[tuple[str, ...] | bytes, ...]
+    special: bool
+    cutter: Cutter
+
+
+@dataclass(slots=True)
+class _Checks:
+    """Counts of the live comparison."""
+
+    requests: int = 0
+    running: bool = False
+    done: int = 0
+    mismatches: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _on_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="check tokens", daemon=True).start()
+
+
+class Renderer:
+    """Chat template and tokenizer of one bundle, with their caches.
+
+    :param cache_bytes: memory for pieces and chains.
+    :param check_every: one in so many requests is compared with a full encode.
+    :param background: runs that comparison; a thread of its own if None.
+    :raises BundleError: the tokenizer or a template cannot be read.
+    """
+
+    def __init__(
+        self,
+        bundle: TokenizerBundle,
+        cache_bytes: int = 64 * 2**20,
+        *,
+        check_every: int = CHECK_EVERY,
+        background: Background | None = None,
+    ) -> None:
+        self.bundle = bundle
+        self.tokenizer = open_tokenizer(bundle)
+        self._template = _read_template(bundle.chat_template)
+        self._tool_template = _read_template(bundle.tool_template)
+        written = self._template.literals if self._template else []
+        self._cutter = prove_cuts(self.tokenizer, written)
+        self._cache = SegmentCache(cache_bytes)
+        self._before, self._after = (
+            [self._cache.uncached(pack_tokens(tokens))] if tokens else []
+            for tokens in added_ends(self.tokenizer, bundle)
+        )
+        self._plans: WeakKeyDictionary[GenerateRequest, _Plan] = WeakKeyDictionary()
+        self._plans_lock = threading.Lock()
+        self._check_every, self._background = check_every, background or _on_thread
+        self._checks = _Checks()
+        self._log = structlog.get_logger("headwater.render")
+
+    # --- text and tokens ---
+
+    def render_chat(self, request: GenerateRequest) -> str:
+        """The text of a chat; raises :class:`BadRequest` if the template refuses it."""
+        template = self._template
+        if request.tools is not None and self._tool_template is not None:
+            template = self._tool_template
+        if template is None:
+            raise BadRequest(
+                "This model has no chat template; use /v1/completions.", code="no_chat_template"
+            )
+        return chat.render(template, request, self.bundle.variables)
+
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the tokenizer's BOS and the like if asked for."""
+        pieces = tuple(self._cutter.cut(text))
+        plan = _Plan((pieces,), add_special_tokens, self._cutter)
+        return list(unpack_tokens(self._tokens(plan, pieces)))
+
+    def encode_request(self, request: GenerateRequest) -> Encoded:
+        """Token ids of every prompt of a request."""
+        plan = self._plan(request)
+        prompts = tuple(list(unpack_tokens(self._tokens(plan, prompt))) for prompt in plan.prompts)
+        self._sample(plan)
+        first = plan.prompts[0]
+        single = len(plan.prompts) == 1 and not isinstance(first, bytes)
+        return Encoded(prompts, "".join(map(str, first)) if single else None)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids; broken UTF-8 shows as U+FFFD."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    # --- chains ---
+
+    def chain(self, request: GenerateRequest, scope_root: bytes) -> EncodedChain:
+        """Index keys of a request from its scope's root (``shared.blocks.Scope.root``).
+
+        Of several prompts the first gives the keys; ``n_tokens`` counts all.
+        """
+        plan = self._plan(request)
+        first, *others = plan.prompts
+        if isinstance(first, bytes):
+            tokens, keys = first, extend_chain(scope_root, first)[0]
+        else:
+            segments = self._segments(plan, first)
+            keys = self._cache.chain(scope_root, segments)
+            tokens = b"".join(segment.tokens for segment in segments)
+        size = len(tokens) + sum(len(self._tokens(plan, other)) for other in others)
+        self._sample(plan)
+        return EncodedChain(size // 4, tokens, keys)
+
+    def new_text_bytes(self, request: GenerateRequest) -> int:
+        """About how many bytes of text :meth:`chain` would have to encode now."""
+        total = 0
+        for pieces in self._plan(request).prompts:
+            if not isinstance(pieces, bytes):
+                held = self._cache.known(pieces)
+                total += sum(_size(p) for p, k in zip(pieces, held, strict=True) if not k)
+        return total
+
+    def stats(self) -> RenderStats:
+        """Counts for metrics."""
+        cutting = self._cutter is not NO_CUTS
+        checks = self._checks
+        return RenderStats(
+            cutting, len(self._cutter.proven), checks.done, checks.mismatches, self._cache.stats()
+        )
+
+    # --- inside ---
+
+    def _plan(self, request: GenerateRequest) -> _Plan:
+        """Render and cut once per request object, whoever asks first."""
+        with self._plans_lock:
+            plan = self._plans.get(request)
+        if plan is None:
+            plan = self._make_plan(request)
+            with self._plans_lock:
+                self._plans[request] = plan
+        return plan
+
+    def _make_plan(self, request: GenerateRequest) -> _Plan:
+        cutter = self._cutter
+        if request.kind is RouteKind.CHAT:
+            prompts: list[str | list[int]] = [self.render_chat(request)]
+        else:
+            prompts = prompts_of(request)
+        cut = [
+            tuple(cutter.cut(prompt)) if isinstance(prompt, str) else pack_tokens(prompt)
+            for prompt in prompts
+        ]
+        return _Plan(tuple(cut), request.add_special_tokens, cutter)
+
+    def _segments(self, plan: _Plan, pieces: Sequence[str]) -> list[Segment]:
+        """One prompt's text as segments; pieces not known yet are encoded here."""
+        segments = [
+            self._cache.add(piece, self._encode(piece)) if held is None else held
+            for piece, held in zip(pieces, self._cache.find(pieces), strict=True)
+        ]
+        return [*self._before, *segments, *self._after] if plan.special else segments
+
+    def _tokens(self, plan: _Plan, prompt: tuple[str, ...] | bytes) -> bytes:
+        """One prompt as packed token ids."""
+        if isinstance(prompt, bytes):
+            return prompt
+        return b"".join(segment.tokens for segment in self._segments(plan, prompt))
+
+    def _encode(self, piece: str) -> bytes:
+        return pack_tokens(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+
+    def _sample(self, plan: _Plan) -> None:
+        """Now and then have a request's pieces compared with a full encode, off this path."""
+        cut = [p for p in plan.prompts if not isinstance(p, bytes) and len(p) > 1]
+        if not cut or plan.cutter is not self._cutter:
+            return
+        with self._checks.lock:
+            self._checks.requests += 1
+            due = self._checks.requests % self._check_every == 0 and not self._checks.running
+            self._checks.running = self._checks.running or due
+        if due:
+            self._background(lambda: self._check(plan.cutter, "".join(cut[0])))
+
+    def _check(self, cutter: Cutter, text: str) -> None:
+        try:
+            right = same_tokens(self.tokenizer, cutter, text)
+        finally:
+            with self._checks.lock:
+                self._checks.running = False
+        with self._checks.lock:
+            self._checks.done += 1
+            self._checks.mismatches += not right
+        if not right:
+            self._cutter = NO_CUTS
+            self._cache.clear()
+            self._log.error("segment_cache_off", tokenizer=self.bundle.fingerprint)
+
+
+def prompts_of(request: GenerateRequest) -> list[str | list[int]]:
+    """The prompts of a completions request, each a text or token ids."""
+    prompt = request.prompt
+    if prompt is None:
+        raise BadRequest("'prompt' is required.", param="prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else 3 * len(text)
+
+
+def _read_template(source: str | None) -> ChatTemplate | None:
+    try:
+        return None if source is None else ChatTemplate(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise BundleError(f"the chat template cannot be read: {error}") from None
