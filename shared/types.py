@@ -15,7 +15,7 @@ BlockKey = NewType("BlockKey", int)
 """Low 64 bits of a chained granule hash (``shared.blocks``), 0 <= key < 2**64."""
 
 Epoch = NewType("Epoch", int)
-"""One incarnation of a worker: ``start_us << 16 | rand16``, made by the worker itself."""
+"""One incarnation of a worker: ``start_ms << 16 | rand16``, made by the worker itself."""
 
 
 class Tier(StrEnum):

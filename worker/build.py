@@ -1,0 +1,188 @@
+"""The composition root: the only place that picks implementations.
+
+``load_model`` is slow and runs in a thread; ``assemble`` runs in the event loop. torch is imported
+only when a real model is asked for, and after the thread settings it reads at import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import PurePath
+
+import structlog
+from redis.asyncio.connection import parse_url
+
+from shared.blocks import stride_of
+from shared.errors import ConfigError
+from shared.load import WorkerInfo
+from shared.paging import BlockPool
+from shared.rediskeys import RedisKeys
+from shared.render import Renderer, TokenizerBundle, byte_bundle
+from shared.types import WorkerId
+from worker.config import WorkerConfig
+from worker.detokenise import Detokenizer
+from worker.engine import Engine
+from worker.eventlog import EventLog, make_epoch
+from worker.fake_runner import FakeModel, FakeRunner
+from worker.publish import Published, RedisPublisher
+from worker.requests import Limits
+from worker.runner import Runner
+from worker.scheduler import Scheduler
+from worker.service import Loaded, Service
+from worker.tokentext import TokenText
+
+FAKE = "fake"
+DEFAULT_MODEL = "smollm2"
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+RENDER_CACHE_BYTES = 64 << 20
+FAKE_BLOCKS = 4096
+FAKE_MODEL_LEN = 32_768
+NO_REDIS = ("", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What loading yields."""
+
+    runner: Runner
+    bundle: TokenizerBundle
+
+
+def served_names(config: WorkerConfig) -> tuple[str, ...]:
+    """Names the worker answers to; by default what the model's folder, file or hub id is called."""
+    if config.model.served_names:
+        return config.model.served_names
+    path = config.model.path
+    if path in (DEFAULT_MODEL, FAKE):
+        return (DEFAULT_NAME if path == DEFAULT_MODEL else FAKE,)
+    name = PurePath(path).name
+    return (name.removesuffix(".gguf") or path,)
+
+
+def limit_threads(threads: int, environment: MutableMapping[str, str]) -> None:
+    """What OpenMP reads when torch is imported: so many threads, that do not spin while waiting."""
+    if threads:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        environment.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def load_model(config: WorkerConfig) -> Model:
+    """Load weights and tokenizer. Takes seconds to minutes; raises ``ConfigError``."""
+    if config.model.path == FAKE:
+        return _fake_model(config)
+    limit_threads(config.model.threads, os.environ)
+    try:
+        from worker.model.runner import TorchRunner
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "model.path",
+            config.model.path,
+            f"needs the package {error.name!r}: install headwater[worker], or use 'fake'",
+        ) from None
+    log = structlog.get_logger("worker.load")
+    runner = TorchRunner.load(
+        config.model, config.cache, progress=lambda text: log.info("loading", step=text)
+    )
+    return Model(runner, runner.bundle)
+
+
+def assemble(
+    service: Service, model: Model, worker: WorkerId, url: str
+) -> tuple[Loaded, EventLog, RedisPublisher | None]:
+    """Engine, event log and publisher for a loaded model; starts the engine's thread."""
+    config, runner = service.config, model.runner
+    epoch = make_epoch(int(service.wall() * 1e3), random.SystemRandom().getrandbits(16))
+    log = EventLog(worker, epoch, stride_of(runner.block_size), wall=service.wall)
+    log.attach(asyncio.get_running_loop())
+    renderer = Renderer(model.bundle, RENDER_CACHE_BYTES)
+    engine = Engine(
+        runner,
+        _scheduler(config, runner),
+        _detokenizers(renderer),
+        service.clock,
+        log.append,
+        service.metrics.on_step,
+    )
+    engine.start()
+    pool_tokens = runner.n_blocks * runner.block_size
+    limit = min(runner.max_model_len, pool_tokens)
+    loaded = Loaded(
+        engine=engine,
+        renderer=renderer,
+        bundle=model.bundle,
+        tokens=TokenText(renderer.tokenizer),
+        limits=Limits(runner.vocab_size, limit),
+        info=WorkerInfo(
+            id=worker,
+            epoch=epoch,
+            url=url,
+            models=service.names,
+            block_size=runner.block_size,
+            blocks_total=runner.n_blocks,
+            max_model_len=limit,
+            tokenizer=model.bundle.fingerprint,
+            prefix_cache=config.cache.prefix_cache,
+            version=version("headwater"),
+        ),
+    )
+    return loaded, log, _publisher(service, log)
+
+
+def _publisher(service: Service, log: EventLog) -> RedisPublisher | None:
+    config = service.config
+    if config.redis.url in NO_REDIS:
+        return None
+    try:
+        parse_url(config.redis.url)
+    except ValueError as error:
+        raise ConfigError("redis.url", config.redis.url, str(error)) from None
+    published = Published(service.info, service.load, service.contents, service.able)
+    return RedisPublisher(
+        config.redis,
+        RedisKeys(config.deployment.name),
+        log,
+        published,
+        clock=service.clock,
+        rng=random.Random(),
+    )
+
+
+def _fake_model(config: WorkerConfig) -> Model:
+    """Byte tokens that look like text, at the speed the configuration asks for."""
+    bundle = byte_bundle()
+    fake = FakeModel(
+        n_blocks=config.cache.kv_blocks or FAKE_BLOCKS,
+        block_size=config.cache.block_size,
+        eos_token_ids=frozenset(bundle.eos_token_ids),
+        max_model_len=config.model.max_model_len or FAKE_MODEL_LEN,
+        prefill_s_per_token=config.fake.prefill_us_per_token / 1e6,
+        decode_s_per_step=config.fake.decode_ms_per_step / 1e3,
+    )
+    runner = FakeRunner(fake, sleep=time.sleep, clock=time.monotonic, rng=random.Random())
+    return Model(runner, bundle)
+
+
+def _scheduler(config: WorkerConfig, runner: Runner) -> Scheduler:
+    pool = BlockPool(runner.n_blocks, runner.block_size, caching=config.cache.prefix_cache)
+    return Scheduler(
+        pool,
+        max_batch_tokens=config.schedule.max_batch_tokens,
+        max_running=config.schedule.max_running,
+        max_waiting=config.schedule.max_waiting,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=runner.eos_token_ids,
+        max_step_ms=config.schedule.max_step_ms,
+    )
+
+
+def _detokenizers(renderer: Renderer) -> Callable[[tuple[int, ...]], Detokenizer]:
+    def decode(ids: Sequence[int]) -> str:
+        return renderer.decode(ids, skip_special_tokens=True)
+
+    return lambda prompt: Detokenizer(decode, prompt)

@@ -1,0 +1,87 @@
+"""``headwater worker``: flags are settings of the same file and environment keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from shared import logs, settings
+from worker.config import WorkerConfig
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+EPILOG = "Example: headwater worker --model smollm2 --port 8100 --kv-blocks 512 --threads 1"
+
+
+@app.command(epilog=EPILOG)
+def worker(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="TOML file; flags win over it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Directory, hub id or GGUF file; 'smollm2', or 'fake' without torch."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the public listener.")] = None,
+    port: Annotated[int | None, typer.Option(help="Its port; 0 takes a free one.")] = None,
+    admin_host: Annotated[str | None, typer.Option(help="Address of the admin listener.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin listener.")] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name to answer to; may be repeated.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16, float16 or float64.")
+    ] = None,
+    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; 0 takes what fits.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + answer.")] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(help="Token budget of a step.")] = None,
+    max_step_ms: Annotated[float | None, typer.Option(help="Time budget of a step.")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Sequences that run at once.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    no_prefix_cache: Annotated[
+        bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")
+    ] = False,
+    redis: Annotated[str | None, typer.Option(help="Redis URL, or 'none'.")] = None,
+) -> None:
+    """Serve one model: OpenAI-compatible, with automatic prefix reuse."""
+    flags: dict[str, Any] = {
+        "model.path": model,
+        "model.served_names": served_model_name or None,
+        "model.device": device,
+        "model.dtype": dtype,
+        "model.max_model_len": max_model_len,
+        "model.threads": threads,
+        "serve.host": host,
+        "serve.port": port,
+        "serve.admin_host": admin_host,
+        "serve.admin_port": admin_port,
+        "cache.kv_blocks": kv_blocks,
+        "cache.block_size": block_size,
+        "cache.prefix_cache": False if no_prefix_cache else None,
+        "schedule.max_batch_tokens": max_batch_tokens,
+        "schedule.max_step_ms": max_step_ms,
+        "schedule.max_running": max_running,
+        "redis.url": redis,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    loaded = settings.load(WorkerConfig, file=config, env=os.environ, flags=given)
+    logs.configure(loaded.log)
+    raise typer.Exit(serve(loaded))
+
+
+def serve(config: WorkerConfig) -> int:
+    """Run one worker until it is told to leave; returns the exit code."""
+    from worker.server import WorkerServer, announce
+
+    async def run() -> int:
+        return await WorkerServer(config, announce=announce).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())

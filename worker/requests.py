@@ -1,0 +1,230 @@
+"""What a generation request asks of this engine: sampling, limits, and what it refuses.
+
+Three kinds of fields: supported (range-checked here), without effect on the answer (accepted), and
+known ones that would change the answer but are not supported (refused by name). What no OpenAI or
+vLLM document defines is ignored; the server logs such names once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import BadRequest, ContextLengthExceeded
+from shared.openai import GenerateRequest, RouteKind
+from worker.fields import Fields, wrong
+from worker.sequence import SamplingParams
+
+MAX_CHOICES = 128
+MAX_SEQUENCES = 2048
+"""Prompts times ``n`` of one request."""
+MAX_STOPS = 64
+MAX_LOGPROBS = 20
+SEED_LIMIT = 2**63
+COMPLETION_DEFAULT = 16
+"""``max_tokens`` of /v1/completions when absent, as OpenAI defines it."""
+
+SUPPORTED = frozenset(
+    "model messages prompt stream stream_options temperature top_p top_k min_p seed n stop "
+    "stop_token_ids presence_penalty frequency_penalty repetition_penalty logit_bias logprobs "
+    "top_logprobs max_tokens max_completion_tokens min_tokens ignore_eos echo cache_salt tools "
+    "tool_choice response_format add_generation_prompt continue_final_message "
+    "chat_template_kwargs add_special_tokens priority".split()
+)
+WITHOUT_EFFECT = frozenset(
+    "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
+    "parallel_tool_calls prediction request_id".split()
+)
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # Known fields that are not supported, with the values that ask for nothing.
+    "audio": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine can do."""
+
+    vocab_size: int
+    max_tokens: int
+    """Longest prompt + answer that the model and the KV pool can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A checked request, but for the lengths of its prompts."""
+
+    kind: RouteKind
+    params: SamplingParams
+    """``max_tokens`` in it is not final: see :func:`with_room`."""
+    max_tokens: int | None
+    n: int
+    stream: bool
+    include_usage: bool
+    echo: bool
+    salt: str
+    priority: int
+    unknown: tuple[str, ...]
+
+
+def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
+    """Check every field but the prompt's length. Raises ``BadRequest`` that names the field."""
+    fields = Fields(request.fields)
+    chat = request.kind is RouteKind.CHAT
+    _refuse_unsupported(fields, chat=chat)
+    max_tokens = _max_tokens(fields)
+    params = _params(fields, limits, chat=chat, max_tokens=max_tokens)
+    echo = not chat and fields.flag("echo")
+    if echo and params.logprobs is not None:
+        raise BadRequest("'logprobs' of an echoed prompt are not supported.", param="logprobs")
+    if fields.get("cache_salt") == "":
+        raise BadRequest("'cache_salt' must not be empty.", param="cache_salt")
+    known = SUPPORTED | WITHOUT_EFFECT | NEUTRAL.keys()
+    return Ask(
+        kind=request.kind,
+        params=params,
+        max_tokens=max_tokens,
+        n=fields.integer("n", 1, MAX_CHOICES) or 1,
+        stream=request.stream,
+        include_usage=request.include_usage,
+        echo=echo,
+        salt=fields.text("cache_salt") or "",
+        priority=fields.integer("priority", -(2**31), 2**31 - 1) or 0,
+        unknown=tuple(name for name in fields.names() if name not in known),
+    )
+
+
+def with_room(ask: Ask, prompt_tokens: int, limits: Limits) -> int:
+    """How many tokens may be generated after this prompt.
+
+    :raises ContextLengthExceeded: if the prompt, or the prompt and the answer asked for by name,
+        are beyond the model's length or the whole KV pool.
+    """
+    room = limits.max_tokens - prompt_tokens
+    asked = ask.max_tokens
+    if room < max(asked or 1, ask.params.min_tokens):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limits.max_tokens} tokens. However, you "
+            f"requested {prompt_tokens + (asked or 1)} tokens ({prompt_tokens} in the prompt, "
+            f"{asked or 1} for the answer). Please reduce the length of either.",
+            param="messages" if ask.kind is RouteKind.CHAT else "prompt",
+        )
+    if asked is not None:
+        return asked
+    return room if ask.kind is RouteKind.CHAT else min(COMPLETION_DEFAULT, room)
+
+
+def check_sequences(prompts: int, n: int) -> None:
+    """Raise if one request asks for more sequences than any client means to."""
+    if prompts * n > MAX_SEQUENCES:
+        raise BadRequest(
+            f"{prompts} prompts times n={n} is beyond {MAX_SEQUENCES} sequences.", param="n"
+        )
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    newer = fields.integer("max_completion_tokens", 1, 2**31 - 1)
+    older = fields.integer("max_tokens", 1, 2**31 - 1)
+    return newer if newer is not None else older
+
+
+def _params(
+    fields: Fields, limits: Limits, *, chat: bool, max_tokens: int | None
+) -> SamplingParams:
+    top_p = fields.number("top_p", 0, 1, 1.0)
+    top_k = max(fields.integer("top_k", -1, 2**31 - 1) or 0, 0)
+    min_tokens = fields.integer("min_tokens", 0, 2**31 - 1) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise BadRequest("'min_tokens' must not be above 'max_tokens'.", param="min_tokens")
+    repetition = fields.number("repetition_penalty", 0, 100, 1.0)
+    if repetition == 0:
+        raise wrong("repetition_penalty", 0, "above 0")
+    return SamplingParams(
+        max_tokens=max_tokens or COMPLETION_DEFAULT,
+        temperature=fields.number("temperature", 0, 2, 1.0),
+        # An empty nucleus still holds its best token.
+        top_p=top_p or 1.0,
+        top_k=top_k if top_p else 1,
+        min_p=fields.number("min_p", 0, 1, 0.0),
+        seed=fields.integer("seed", -SEED_LIMIT, SEED_LIMIT - 1),
+        stop=fields.texts("stop", MAX_STOPS),
+        stop_token_ids=fields.token_ids("stop_token_ids", limits.vocab_size),
+        presence_penalty=fields.number("presence_penalty", -2, 2, 0.0),
+        frequency_penalty=fields.number("frequency_penalty", -2, 2, 0.0),
+        repetition_penalty=repetition,
+        logit_bias=fields.biases("logit_bias", limits.vocab_size),
+        logprobs=_chat_logprobs(fields) if chat else _completion_logprobs(fields),
+        min_tokens=min_tokens,
+        ignore_eos=fields.flag("ignore_eos"),
+    )
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    wanted = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if top and not wanted:
+        raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _completion_logprobs(fields: Fields) -> int | None:
+    if fields.get("top_logprobs") is not None:
+        raise BadRequest(
+            "'top_logprobs' belongs to chat completions; here 'logprobs' is the number.",
+            param="top_logprobs",
+        )
+    if fields.get("logprobs") is False:
+        return None
+    return fields.integer("logprobs", 0, MAX_LOGPROBS)
+
+
+def _refuse_unsupported(fields: Fields, *, chat: bool) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = fields.get(name)
+        if value is not None and value not in neutral:
+            raise BadRequest(f"'{name}' is not supported by this server.", param=name)
+    form = fields.get("response_format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
+        raise BadRequest(
+            '\'response_format\' other than {"type": "text"} is not supported by this server.',
+            param="response_format",
+        )
+    choice = fields.get("tool_choice")
+    if choice is not None and choice not in ("none", "auto"):
+        raise BadRequest(
+            '\'tool_choice\' other than "none" and "auto" is not supported by this server.',
+            param="tool_choice",
+        )
+    if chat and fields.flag("echo"):
+        raise BadRequest("'echo' belongs to /v1/completions.", param="echo")

@@ -1,0 +1,295 @@
+"""OpenAI's response shapes, streamed and whole, from the engine's deltas. P: no I/O.
+
+Answer   gathers one choice's deltas
+Shape    turns deltas into stream chunks, and finished answers into one body
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shared.errors import ApiError, InternalError, NoCapacity
+from worker.generation import Delta
+from worker.runner import TokenLogprob
+from worker.sequence import FinishReason
+from worker.tokentext import TokenText
+
+Json = dict[str, Any]
+
+
+def failure(delta: Delta) -> ApiError | None:
+    """The error a last delta stands for, if it ended in anything but an answer."""
+    if delta.finish is FinishReason.ERROR:
+        return InternalError(delta.error or "The engine failed while it generated this answer.")
+    if delta.finish is FinishReason.ABORT:
+        return NoCapacity("The server is stopping and could not finish this answer.")
+    return None
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """One choice so far."""
+
+    prompt: int
+    """Index of its prompt within the request."""
+    texts: list[str] = field(default_factory=list)
+    entries: list[tuple[int, TokenLogprob]] = field(default_factory=list)
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        """Take in the next delta."""
+        if delta.text:
+            self.texts.append(delta.text)
+        if delta.logprobs is not None:
+            self.entries.extend(zip(delta.token_ids, delta.logprobs, strict=True))
+        self.count(delta)
+
+    def count(self, delta: Delta) -> None:
+        """Take in only the counts and the end."""
+        self.finish = delta.finish
+        self.prompt_tokens = delta.prompt_tokens
+        self.output_tokens = delta.output_tokens
+        self.cached_tokens = delta.cached_tokens
+
+
+def usage_of(answers: Sequence[Answer]) -> Json:
+    """The usage object: each prompt counts once, however many choices it got.
+
+    Cached is what the least lucky choice of a prompt found: its siblings found, at least in part,
+    what this very request had computed.
+    """
+    prompts: dict[int, tuple[int, int]] = {}
+    for answer in answers:
+        cached = answer.cached_tokens
+        if answer.prompt in prompts:
+            cached = min(cached, prompts[answer.prompt][1])
+        prompts[answer.prompt] = (answer.prompt_tokens, cached)
+    prompt_tokens = sum(tokens for tokens, _ in prompts.values())
+    completion_tokens = sum(answer.output_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in prompts.values())},
+    }
+
+
+class Shape(Protocol):
+    """One request's way to speak."""
+
+    def opening(self, index: int) -> list[Json]:
+        """Chunks before a choice's first delta."""
+        ...
+
+    def chunks(self, index: int, delta: Delta) -> list[Json]:
+        """Chunks for one delta; none if it shows nothing."""
+        ...
+
+    def closing(self, answers: Sequence[Answer]) -> list[Json]:
+        """Chunks after the last delta of the last choice."""
+        ...
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """The body of a request that does not stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every object of one response repeats."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+
+    def chunk(self, kind: str, choices: list[Json]) -> Json:
+        """A stream chunk; ``usage`` is null on all but the last one, if it is wanted at all."""
+        chunk: Json = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+        if self.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def usage_chunks(self, kind: str, answers: Sequence[Answer]) -> list[Json]:
+        """The one chunk with usage, if wanted."""
+        if not self.include_usage:
+            return []
+        return [{**self.chunk(kind, []), "usage": usage_of(answers)}]
+
+    def body(self, kind: str, choices: list[Json], answers: Sequence[Answer]) -> Json:
+        """A whole response."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "usage": usage_of(answers),
+        }
+
+
+class ChatShape:
+    """``/v1/chat/completions``."""
+
+    _CHUNK = "chat.completion.chunk"
+
+    def __init__(self, head: Head, tokens: TokenText) -> None:
+        self._head, self._tokens = head, tokens
+
+    def opening(self, index: int) -> list[Json]:
+        """The role."""
+        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
+
+    def chunks(self, index: int, delta: Delta) -> list[Json]:
+        """Text, and on its own the finish reason."""
+        chunks = []
+        logprobs = None
+        if delta.logprobs is not None:
+            logprobs = self._logprobs(list(zip(delta.token_ids, delta.logprobs, strict=True)))
+        if delta.text or delta.logprobs:
+            chunks.append(self._chunk(index, {"content": delta.text}, logprobs, None))
+        if delta.finish is not None:
+            chunks.append(self._chunk(index, {}, None, delta.finish))
+        return chunks
+
+    def closing(self, answers: Sequence[Answer]) -> list[Json]:
+        """Usage, if wanted."""
+        return self._head.usage_chunks(self._CHUNK, answers)
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """The ``chat.completion`` object."""
+        choices = [
+            {
+                "index": index,
+                "message": {
+                    "role": "assistant",
+                    "content": "".join(answer.texts),
+                    "refusal": None,
+                },
+                "logprobs": self._logprobs(answer.entries) if answer.entries else None,
+                "finish_reason": answer.finish,
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return self._head.body("chat.completion", choices, answers)
+
+    def _chunk(
+        self, index: int, delta: Json, logprobs: Json | None, finish: FinishReason | None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._head.chunk(self._CHUNK, [choice])
+
+    def _logprobs(self, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
+        content = [
+            {
+                **self._token(token, entry.logprob),
+                "top_logprobs": [self._token(other, value) for other, value in entry.top],
+            }
+            for token, entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        return {
+            "token": self._tokens.text_of(token),
+            "logprob": _finite(logprob),
+            "bytes": list(self._tokens.bytes_of(token)),
+        }
+
+
+class CompletionShape:
+    """``/v1/completions``. Choices are ordered prompt by prompt, ``n`` for each."""
+
+    _KIND = "text_completion"
+
+    def __init__(
+        self, head: Head, tokens: TokenText, *, n: int = 1, echoes: Sequence[str] = ()
+    ) -> None:
+        self._head, self._tokens, self._n = head, tokens, n
+        self._echoes = echoes
+        """Text of each prompt, if it is to be repeated."""
+        self._offsets: dict[int, _Offsets] = {}
+
+    def opening(self, index: int) -> list[Json]:
+        """The prompt, if it is echoed."""
+        echo = self._echo(index)
+        return [self._chunk(index, echo, None, None)] if echo else []
+
+    def chunks(self, index: int, delta: Delta) -> list[Json]:
+        """Text and finish reason together."""
+        if not delta.text and not delta.logprobs and delta.finish is None:
+            return []
+        logprobs = None
+        if delta.logprobs is not None:
+            entries = list(zip(delta.token_ids, delta.logprobs, strict=True))
+            logprobs = self._logprobs(index, entries)
+        return [self._chunk(index, delta.text, logprobs, delta.finish)]
+
+    def closing(self, answers: Sequence[Answer]) -> list[Json]:
+        """Usage, if wanted."""
+        return self._head.usage_chunks(self._KIND, answers)
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """The ``text_completion`` object."""
+        choices = [
+            {
+                "index": index,
+                "text": self._echo(index) + "".join(answer.texts),
+                "logprobs": self._logprobs(index, answer.entries) if answer.entries else None,
+                "finish_reason": answer.finish,
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return self._head.body(self._KIND, choices, answers)
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._n] if self._echoes else ""
+
+    def _chunk(
+        self, index: int, text: str, logprobs: Json | None, finish: FinishReason | None
+    ) -> Json:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return self._head.chunk(self._KIND, [choice])
+
+    def _logprobs(self, index: int, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
+        offsets = self._offsets.setdefault(index, _Offsets(len(self._echo(index))))
+        text_of = self._tokens.text_of
+        return {
+            "text_offset": [offsets.next(self._tokens.bytes_of(token)) for token, _ in entries],
+            "token_logprobs": [_finite(entry.logprob) for _, entry in entries],
+            "tokens": [text_of(token) for token, _ in entries],
+            "top_logprobs": [
+                {text_of(other): _finite(value) for other, value in entry.top}
+                for _, entry in entries
+            ],
+        }
+
+
+class _Offsets:
+    """Character at which each token starts; one within a character starts where that one does."""
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def next(self, piece: bytes) -> int:
+        start = self._at
+        self._at += len(self._decoder.decode(piece))
+        return start
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI shows -9999 for "impossible"."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,198 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: checked, encoded, generated, streamed.
+
+    admit -> parse -> read_ask -> encode -> check lengths -> generate -> answer whole | stream
+
+The head of a stream is held until the first delta, so whatever fails before it gets a proper
+status. A client that leaves cancels the handler, which closes the engine's iterators: that aborts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from shared.errors import ApiError, InternalError
+from shared.openai import GenerateRequest, RouteKind, error_body, parse
+from shared.render import Renderer, prompts_of
+from shared.sse import encode
+from worker.engine import Engine
+from worker.fanout import merge
+from worker.generation import Delta, GenerationRequest
+from worker.requests import Ask, check_sequences, read_ask, with_room
+from worker.responses import Answer, ChatShape, CompletionShape, Head, Json, Shape, failure
+from worker.routes_meta import encode_request
+from worker.service import Loaded, Service
+from worker.web import json_response, new_id, read_body
+
+DONE = encode(b"[DONE]")
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that the engine has been found able to serve."""
+
+    ask: Ask
+    shape: Shape
+    sequences: tuple[GenerationRequest, ...]
+
+    def answers(self) -> list[Answer]:
+        """One empty answer for each sequence."""
+        return [Answer(prompt=index // self.ask.n) for index in range(len(self.sequences))]
+
+
+class GenerateRoutes:
+    """The two generation routes."""
+
+    def __init__(self, service: Service, body_limit: int) -> None:
+        self._service = service
+        self._limit = body_limit
+
+    def add_to(self, app: web.Application) -> None:
+        """Register the routes."""
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.completions)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Chat completions."""
+        return await self._serve(request, RouteKind.CHAT)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Text completions."""
+        return await self._serve(request, RouteKind.COMPLETIONS)
+
+    async def _serve(self, request: web.Request, kind: RouteKind) -> web.StreamResponse:
+        self._service.serving()
+        call = parse(kind, await read_body(request, self._limit))
+        job = await self._job(call)
+        # Reading and encoding take time: the engine may have begun to drain meanwhile.
+        engine = self._service.serving().engine
+        for sequence in job.sequences[:: job.ask.n]:
+            engine.require_servable(sequence.prompt_tokens)
+        if job.ask.stream:
+            return await _stream(request, engine, job)
+        return await _whole(engine, job)
+
+    async def _job(self, call: GenerateRequest) -> Job:
+        loaded = self._service.loaded()
+        model = self._service.model_name(call.model)
+        ask = read_ask(call, loaded.limits)
+        self._service.note_unknown(ask.unknown)
+        prompts = (await encode_request(loaded.renderer, call)).prompts
+        check_sequences(len(prompts), ask.n)
+        chat = call.kind is RouteKind.CHAT
+        response_id = ("chatcmpl-" if chat else "cmpl-") + new_id()
+        head = Head(response_id, int(self._service.wall()), model, ask.include_usage)
+        shape: Shape
+        if chat:
+            shape = ChatShape(head, loaded.tokens)
+        else:
+            echoes = _echoes(call, loaded.renderer) if ask.echo else ()
+            shape = CompletionShape(head, loaded.tokens, n=ask.n, echoes=echoes)
+        return Job(ask, shape, self._sequences(response_id, ask, prompts, loaded))
+
+    def _sequences(
+        self, response_id: str, ask: Ask, prompts: Sequence[Sequence[int]], loaded: Loaded
+    ) -> tuple[GenerationRequest, ...]:
+        scope_root = self._service.scope_root(ask.salt)
+        sequences: list[GenerationRequest] = []
+        for prompt in prompts:
+            room = with_room(ask, len(prompt), loaded.limits)
+            for choice in range(ask.n):
+                params = replace(ask.params, max_tokens=room)
+                if params.seed is not None and choice:
+                    # Choices of one seeded request differ from each other, and repeat as a whole.
+                    params = replace(params, seed=(params.seed + choice) & (2**63 - 1))
+                sequence_id = f"{response_id}-{len(sequences)}"
+                sequences.append(
+                    GenerationRequest(sequence_id, prompt, params, scope_root, ask.priority)
+                )
+        return tuple(sequences)
+
+
+def _echoes(call: GenerateRequest, renderer: Renderer) -> list[str]:
+    """The prompts as text, as the client sent them or decoded."""
+    return [
+        prompt if isinstance(prompt, str) else renderer.decode(prompt)
+        for prompt in prompts_of(call)
+    ]
+
+
+def _deltas(engine: Engine, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
+    return merge([engine.generate(sequence) for sequence in job.sequences])
+
+
+async def _whole(engine: Engine, job: Job) -> web.Response:
+    answers = job.answers()
+    async with aclosing(_deltas(engine, job)) as deltas:
+        async for index, delta in deltas:
+            if error := failure(delta):
+                raise error
+            answers[index].add(delta)
+    return json_response(job.shape.whole(answers))
+
+
+async def _stream(request: web.Request, engine: Engine, job: Job) -> web.StreamResponse:
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    async with aclosing(_deltas(engine, job)) as deltas:
+        first = await anext(deltas)
+        if error := failure(first[1]):
+            raise error
+        await response.prepare(request)
+        try:
+            await _write_all(response, job, first, deltas)
+        except ApiError as error:
+            await response.write(encode(error_body(error)))
+        except ConnectionError:
+            raise
+        except Exception:  # noqa: BLE001 - the status has been sent: an event is all that is left
+            structlog.get_logger("worker.generate").exception("stream_failed")
+            await response.write(encode(error_body(InternalError("The server failed."))))
+    await response.write_eof()
+    return response
+
+
+async def _write_all(
+    response: web.StreamResponse,
+    job: Job,
+    first: tuple[int, Delta],
+    rest: AsyncIterator[tuple[int, Delta]],
+) -> None:
+    """All events up to ``[DONE]``; raises the error that a delta stands for."""
+    answers = job.answers()
+    shape = job.shape
+    opened: set[int] = set()
+
+    def events(index: int, delta: Delta) -> bytes:
+        if error := failure(delta):
+            raise error
+        answers[index].count(delta)
+        chunks = shape.chunks(index, delta)
+        if index not in opened:
+            opened.add(index)
+            chunks = [*shape.opening(index), *chunks]
+        return _encoded(chunks)
+
+    await response.write(events(*first))
+    async for index, delta in rest:
+        if data := events(index, delta):
+            await response.write(data)
+    await response.write(_encoded(shape.closing(answers)) + DONE)
+
+
+def _encoded(chunks: Sequence[Json]) -> bytes:
+    return b"".join(encode(_json(chunk)) for chunk in chunks)
+
+
+def _json(chunk: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(chunk)

@@ -1,0 +1,62 @@
+"""Single tokens as bytes and as text, for log-probabilities: P, no I/O.
+
+A token of a byte-level or byte-fallback vocabulary can be part of a character. Its exact bytes are
+what joins to the answer; where they are no UTF-8, OpenAI's ``bytes:\\xe4\\xbd`` form is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE = "\u2581"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, by its character."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in plain}
+    spare = (byte for byte in range(256) if byte not in set(plain))
+    alphabet.update({chr(256 + place): byte for place, byte in enumerate(spare)})
+    return alphabet
+
+
+class TokenText:
+    """Bytes and text of token ids of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+        self._alphabet = _byte_alphabet() if '"ByteLevel"' in decoder else {}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {token: item.content for token, item in added.items()}
+        self._special = frozenset(token for token, item in added.items() if item.special)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token adds to the answer; empty for special tokens and unknown ids."""
+        return b"" if token in self._special else self._raw(token)
+
+    def text_of(self, token: int) -> str:
+        """The token for people: its text, or ``bytes:\\x..``; special ones by name."""
+        raw = self._raw(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _raw(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._alphabet:
+            if all(char in self._alphabet for char in piece):
+                return bytes(self._alphabet[char] for char in piece)
+            return piece.encode()
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes((int(match[1], 16),))
+        return piece.replace(_METASPACE, " ").encode()
