@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.records import Outcome
@@ -18,6 +17,8 @@ class Overlap:
 
     matchable_tokens: int = 0
     """What could match at best: whole blocks without the last token."""
+    block_size: int = 16
+    """Of the worker that could reuse most of the prompt."""
     seen_tokens: int = 0
     """Longest prefix this gateway ever saw served (bounded memory)."""
     available_tokens: int = 0
@@ -126,4 +127,10 @@ class AttemptEnd:
     """Wall clock when the request arrived, seconds since the epoch."""
 
 
-Ranking = Sequence[Scored]
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """Work that one gateway has booked on one worker; all values >= 0."""
+
+    prefill_s: float
+    decode_tokens: int
+    count: int

@@ -10,27 +10,37 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from random import Random
 
 from gateway.config import RoutingConfig
 from gateway.decision import (
     AttemptEnd,
+    Booked,
     ModelProfile,
     Overlap,
     Reject,
     Route,
     WorkerStatus,
 )
+from gateway.fleet import Fleet
 from gateway.index.base import Applied, PrefixIndex
-from gateway.records import RequestRecord
-from gateway.routing.base import Policy, Query, Trust
-from shared.errors import ApiError
+from gateway.knowledge import Knowledge
+from gateway.lease import Attempt, Lease, family_of
+from gateway.member import Booking, Member
+from gateway.outcomes import Outcomes
+from gateway.records import Outcome, RequestRecord
+from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
+from gateway.routing.cost import CostModel
+from gateway.routing.rates import RateBook
+from shared.errors import ApiError, ModelNotFound, NoCapacity
 from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
 from shared.types import WorkerId
 
 __all__ = [
     "AttemptEnd",
+    "Booked",
     "Lease",
     "ModelProfile",
     "Overlap",
@@ -40,27 +50,8 @@ __all__ = [
     "WorkerStatus",
 ]
 
-
-class Lease:
-    """One attempt on one worker: booked from ``Router.begin`` until ``finish``."""
-
-    @property
-    def worker(self) -> WorkerId:
-        """The worker that is being tried."""
-        raise NotImplementedError
-
-    @property
-    def url(self) -> str:
-        """Its base URL when the attempt began."""
-        raise NotImplementedError
-
-    def first_token(self, now: float) -> None:
-        """The first content arrived: its prefill is done. Later calls change nothing."""
-        raise NotImplementedError
-
-    def finish(self, end: AttemptEnd, now: float) -> RequestRecord:
-        """Release what was booked and say what happened. A second call returns the same record."""
-        raise NotImplementedError
+_RETRY_AFTER_S = 1.0
+_TIDY_BUDGET = 4096
 
 
 class Router:
@@ -73,59 +64,111 @@ class Router:
         config: RoutingConfig,
         rng: Random,
     ) -> None:
-        raise NotImplementedError
+        self._index = index
+        self._policies = policies
+        self._config = config
+        self._rng = rng
+        self._cost = CostModel()
+        self._rates = RateBook(config.prefill_s_per_token, self._cost)
+        self._fleet = Fleet(self._rates)
+        self._knowledge = Knowledge(index, config.ghost_blocks)
+        self._outcomes = Outcomes(self._fleet, self._rates, self._knowledge)
+
+    # ---------------------------------------------------------------- facts that come in
 
     def join(self, info: WorkerInfo, now: float) -> None:
         """A worker is there. Idempotent; a new epoch means it restarted and holds nothing."""
-        raise NotImplementedError
+        member, fresh = self._fleet.join(info, now)
+        self._knowledge.join(member, fresh=fresh)
 
     def leave(self, worker: WorkerId, now: float, reason: str) -> None:
         """A worker is gone; running leases stay valid. Unknown workers are fine."""
-        raise NotImplementedError
+        member = self._fleet.leave(worker)
+        if member is not None:
+            member.healthy, member.down_reason = False, reason
+            self._rates.forget(member.pool, worker)
+        self._knowledge.forget(worker)
 
     def set_health(self, worker: WorkerId, healthy: bool, now: float, reason: str) -> None:
         """Result of a probe."""
-        raise NotImplementedError
+        member = self._fleet.get(worker)
+        if member is not None:
+            member.healthy = healthy
+            member.down_reason = "" if healthy else reason
 
     def drain(self, worker: WorkerId, now: float) -> bool:
         """No new requests. False: no such worker."""
-        raise NotImplementedError
+        return self._set_draining(worker, True)
 
     def undrain(self, worker: WorkerId, now: float) -> bool:
         """New requests again. False: no such worker."""
-        raise NotImplementedError
+        return self._set_draining(worker, False)
 
     def set_trust(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
-        """How far the index is believed for this worker, and why."""
-        raise NotImplementedError
+        """How far the index is believed for this worker, and why.
+
+        The next batch of its events that fits raises ``learned`` to ``exact`` again; ``blind``
+        stays until it is lifted here.
+        """
+        member = self._fleet.get(worker)
+        if member is not None:
+            self._knowledge.set_trust(member, trust, reason)
 
     def apply_load(self, worker: WorkerId, load: WorkerLoad, now: float) -> None:
-        """What the worker says about its load."""
-        raise NotImplementedError
+        """What the worker says about its load. Unknown workers are fine."""
+        member = self._fleet.get(worker)
+        if member is None:
+            return
+        self._rates.report(member.pool, worker, load.prefill_tokens_per_s)
+        s_per_token = self._rates.s_per_token(member.pool, worker)
+        member.report(load, now, s_per_token, self._fleet.known_prefill_s(member, now))
+        self._knowledge.resize(member)
+        self._index.tidy(_TIDY_BUDGET)
 
     def apply_events(self, batch: EventBatch, now: float) -> Applied:
         """Cache events; the caller fetches a snapshot when the answer is not ok."""
-        raise NotImplementedError
+        return self._knowledge.apply(batch, self._fleet.get(batch.worker))
+
+    def apply_peer_bookings(
+        self, gateway: str, booked: Mapping[WorkerId, Booked], now: float
+    ) -> None:
+        """What another gateway has booked; replaces what it told before, empty clears it."""
+        self._fleet.apply_peer(gateway, booked, now)
+
+    # ---------------------------------------------------------------- what can be asked
+
+    def bookings(self, now: float) -> Mapping[WorkerId, Booked]:
+        """Own booked work by worker, without the idle ones. Pure."""
+        return self._fleet.bookings(now)
 
     def profile(self, model: str) -> ModelProfile | None:
         """How to read prompts for a model name or alias; None: no live worker has it."""
-        raise NotImplementedError
+        return self._fleet.profile(model)
 
     def models(self) -> tuple[str, ...]:
         """All names that live workers answer to, sorted."""
-        raise NotImplementedError
+        return self._fleet.models()
 
     def workers(self, now: float) -> list[WorkerStatus]:
         """All members, sorted by id."""
-        raise NotImplementedError
+        return sorted((self._status(m, now) for m in self._fleet), key=lambda status: status.id)
 
     def worker_url(self, worker: WorkerId) -> str | None:
         """Base URL of a member."""
-        raise NotImplementedError
+        member = self._fleet.get(worker)
+        return None if member is None else member.info.url
 
     def ready(self) -> tuple[bool, list[str]]:
-        """Whether some worker can take a request, and if not, why not."""
-        raise NotImplementedError
+        """Whether some worker can take a request, and if not, why not.
+
+        A worker that rests after failures counts as able: it is tried when there is no other.
+        """
+        reasons = [f"worker {m.id}: {m.blocked}" for m in self._fleet if m.blocked]
+        if len(reasons) < len(self._fleet):
+            return True, []
+        return False, reasons or ["no worker has joined"]
+
+    # ---------------------------------------------------------------- requests
 
     def decide(
         self,
@@ -136,15 +179,23 @@ class Router:
         exclude: Collection[WorkerId] = (),
     ) -> Route | Reject:
         """Rank the workers for a request. ``exclude``: already tried. Unknown policy: KeyError."""
-        raise NotImplementedError
+        chosen = self._policies[policy or self._config.policy]
+        return self._decide(query, now, chosen, self._rng, exclude)
 
     def explain(self, query: Query, now: float, policy: str | None = None) -> Route | Reject:
         """As :meth:`decide`, without moving the state of a policy or the RNG."""
-        raise NotImplementedError
+        chosen = deepcopy(self._policies[policy or self._config.policy])
+        return self._decide(query, now, chosen, deepcopy(self._rng), ())
 
     def begin(self, route: Route, now: float, *, attempt: int) -> Lease:
-        """Book the chosen worker (``route.order[0]``). ``attempt`` counts from 1."""
-        raise NotImplementedError
+        """Book the chosen worker (``route.order[0]``). ``attempt`` counts from 1.
+
+        :raises LookupError: the worker has left since the decision.
+        """
+        member = self._fleet.get(route.worker)
+        if member is None:
+            raise LookupError(f"worker {route.worker} has left")
+        return self._outcomes.begin(self._book(route, member, now, attempt))
 
     def reject_record(
         self,
@@ -155,4 +206,120 @@ class Router:
         wall_at: float,
     ) -> RequestRecord:
         """The record of a request that reached no worker."""
-        raise NotImplementedError
+        waited = 0.0 if query is None else now - query.arrived
+        return RequestRecord(
+            at=wall_at,
+            request_id="" if query is None else query.request_id,
+            attempt=0,
+            final=True,
+            route=route,
+            model="" if query is None else query.model,
+            tenant="" if query is None else query.tenant,
+            family="" if query is None else family_of(query),
+            outcome=Outcome.REJECTED,
+            status=error.status,
+            decided_s=waited,
+            total_s=waited,
+        )
+
+    # ---------------------------------------------------------------- inside
+
+    def _decide(
+        self,
+        query: Query,
+        now: float,
+        policy: Policy,
+        rng: Random,
+        exclude: Collection[WorkerId],
+    ) -> Route | Reject:
+        serving = self._fleet.serving(query.model)
+        open_to = [m for m in serving if m.state(now) is WorkerState.READY]
+        # When every worker rests after failures, trying one is better than refusing all.
+        pool = open_to or [m for m in serving if m.state(now) is WorkerState.EJECTED]
+        members = [member for member in pool if member.id not in exclude]
+        if not members:
+            return self._reject(query, bool(pool), bool(serving))
+        held = self._knowledge.look_up(query, serving, exclude)
+        output = self._expected_output(query, members[0].pool)
+        candidates = [
+            Candidate(
+                worker=self._fleet.view(member, held.trust[member.id], now),
+                matched_tokens=held.usable[member.id],
+                promised_tokens=held.promised.get(member.id, 0),
+                new_kv_tokens=max(0, held.prompt_tokens - held.usable[member.id]) + output,
+            )
+            for member in members
+        ]
+        order = policy.rank(query, candidates, rng)
+        return Route(
+            query=query,
+            policy=policy.name,
+            order=tuple(order),
+            overlap=held.overlap(serving, pool, now),
+            decided=now,
+            predicted_ttft_s=self._cost.expected_ttft_s(query, order[0].candidate),
+        )
+
+    @staticmethod
+    def _reject(query: Query, tried: bool, known: bool) -> Reject:
+        if tried:
+            error: ApiError = NoCapacity("All workers were tried.", retry_after_s=_RETRY_AFTER_S)
+            return Reject(error, "all_tried")
+        if known:
+            message = f"No worker for '{query.model}' is ready."
+            return Reject(NoCapacity(message, retry_after_s=_RETRY_AFTER_S), "no_worker")
+        message = f"The model '{query.model}' does not exist or is not served here."
+        return Reject(ModelNotFound(message, param="model"), "model_not_found")
+
+    def _book(self, route: Route, member: Member, now: float, attempt: int) -> Attempt:
+        query, candidate = route.query, route.chosen.candidate
+        own = self._cost.own_s(query, candidate)
+        output = self._expected_output(query, member.pool)
+        decode_s = output * member.token_s(now)
+        booking = Booking(
+            prefill_s=own,
+            kv_tokens=query.prompt_tokens + output,
+            begun=now,
+            wait_s=candidate.worker.booked_prefill_s,
+            expected_s=route.predicted_ttft_s + decode_s,
+            probe=member.breaker.begin(now),
+        )
+        member.book(booking)
+        promise = self._knowledge.promise(query, candidate, now)
+        return Attempt(route=route, number=attempt, member=member, booking=booking, promise=promise)
+
+    def _expected_output(self, query: Query, pool: str) -> int:
+        usual = int(self._fleet.mean_output(pool))
+        return min(query.max_tokens, usual) if query.max_tokens else usual
+
+    def _set_draining(self, worker: WorkerId, draining: bool) -> bool:
+        member = self._fleet.get(worker)
+        if member is None:
+            return False
+        member.draining = draining
+        return True
+
+    def _status(self, member: Member, now: float) -> WorkerStatus:
+        booked, load = member.booked(now), member.last_load() or WorkerLoad()
+        trust, trust_reason = self._knowledge.trust(member)
+        return WorkerStatus(
+            id=member.id,
+            url=member.info.url,
+            models=member.info.models,
+            engine=member.info.engine,
+            state=member.state(now),
+            reason=member.reason(now),
+            trust=trust,
+            trust_reason=trust_reason,
+            block_size=member.info.block_size,
+            epoch=member.info.epoch,
+            inflight=member.inflight,
+            booked_prefill_s=booked.prefill_s,
+            booked_tokens=booked.decode_tokens,
+            index_blocks=self._index.blocks(member.id),
+            prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
+            failure_rate=member.breaker.failure_rate,
+            running=load.running,
+            waiting=load.waiting,
+            load_age_s=member.load_age_s(now),
+        )

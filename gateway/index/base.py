@@ -1,4 +1,4 @@
-"""The prefix index: which worker holds which prefix. One contract suite runs every implementation."""
+"""The prefix index: which worker holds which prefix. One contract suite runs all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Applied:
     ok: bool
     """False: there is a gap (or no snapshot yet); the caller must fetch a snapshot."""
     reason: str = ""
-    """``applied``, ``duplicate``, ``gap``, ``old_epoch``, ``unknown_worker``."""
+    """``applied``, ``duplicate``, ``gap``, ``old_epoch``, ``unknown_worker``, ``wrong_stride``."""
 
 
 class PrefixIndex(Protocol):
@@ -44,7 +44,7 @@ class PrefixIndex(Protocol):
         ...
 
     def match(self, keys: Sequence[BlockKey]) -> Mapping[WorkerId, Match]:
-        """Workers that hold a prefix of ``keys`` (one key per granule), without the zero ones. Pure."""
+        """Workers that hold a prefix of ``keys`` (one per granule), without zeros. Pure."""
         ...
 
     def blocks(self, worker: WorkerId) -> int:
@@ -53,4 +53,8 @@ class PrefixIndex(Protocol):
 
     def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:
         """Epoch and last applied sequence number; None if no snapshot or batch has been applied."""
+        ...
+
+    def tidy(self, budget: int) -> bool:
+        """Postponed clean-up of at most ``budget`` entries; True: call again, some is left."""
         ...

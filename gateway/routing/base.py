@@ -1,4 +1,4 @@
-"""What a policy sees and returns. A policy is pure: same arguments (and RNG state), same ranking."""
+"""What a policy sees and returns. Same arguments, own state and RNG state: same ranking."""
 
 from __future__ import annotations
 
@@ -78,6 +78,17 @@ class WorkerView:
     """0 = unknown."""
     load: WorkerLoad | None = None
     load_age_s: float = 0.0
+    foreign: int = 0
+    """Running and waiting requests that the worker reports beyond ours."""
+    tpot_s: float = 0.0
+    """Seconds per output token of one sequence; 0 = unknown."""
+    release_tokens_per_s: float = 0.0
+    """Expected rate at which running requests give KV tokens back; 0 = unknown."""
+
+    @property
+    def requests(self) -> int:
+        """Everything it is busy with, ours and others'."""
+        return self.inflight + self.foreign
 
     @property
     def available(self) -> bool:
@@ -92,6 +103,10 @@ class Candidate:
     worker: WorkerView
     matched_tokens: int
     """Usable cached tokens (``shared.blocks.usable_tokens``), promised ones included."""
+    promised_tokens: int = 0
+    """The part of ``matched_tokens`` that is only promised: booked there, not yet computed."""
+    new_kv_tokens: int = 0
+    """KV tokens the request will need there beyond the matched ones: prompt and expected answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +128,5 @@ class Policy(Protocol):
         ...
 
     def rank(self, query: Query, candidates: Sequence[Candidate], rng: Random) -> list[Scored]:
-        """All candidates, best first: the order is the retry plan. Never empty for non-empty input."""
+        """All candidates, best first: the order is the retry plan. Empty only for empty input."""
         ...

@@ -1,0 +1,84 @@
+"""Where the prompt tokens of a request went: closes the equations of :mod:`gateway.records`.
+
+How the split is chosen:
+- ``tail``: what no live worker of the model could reuse however warm it is (the partial last block
+  and the last token; with several block sizes, of the worker that can reuse most).
+- ``available`` counts ready, draining and ejected holders; a worker that is down is not live.
+- ``draining``: the part that only draining or ejected workers held. The rest of what was available
+  but not captured is ``policy`` when another policy than ``cost`` chose, else
+  ``diverted_for_load``. What a worker excluded by a retry held is not told apart from load.
+- ``delivered`` is what the engine said. If it said nothing, all that was captured is
+  ``unreported``. If it delivered less, that is ``token_mismatch`` where it also counted another
+  prompt length than we did, else ``stale_index``; if it delivered more, that is ``gained``.
+- Without a tokenizer the prompt's length is the engine's, and what it delivered is ``gained``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.decision import Overlap
+from gateway.records import TokenFlow
+from shared.blocks import usable_tokens
+
+
+def matchable_tokens(prompt_tokens: int, block_sizes: Iterable[int]) -> tuple[int, int]:
+    """Prompt tokens that could be reused at best, and with which of the (one or more) sizes."""
+    return max(
+        ((usable_tokens(prompt_tokens, prompt_tokens, size), size) for size in set(block_sizes)),
+        key=lambda found: (found[0], -found[1]),
+    )
+
+
+def account(
+    overlap: Overlap,
+    *,
+    prompt_tokens: int,
+    captured_tokens: int,
+    policy: str,
+    usage_prompt: int | None,
+    usage_cached: int | None,
+) -> TokenFlow:
+    """The flow of one request that was sent to a worker; closes for any arguments.
+
+    :param prompt_tokens: as counted here; 0 = not counted.
+    :param captured_tokens: usable overlap expected on the chosen worker.
+    :param usage_prompt: prompt tokens as the engine counted them; None = it did not say.
+    :param usage_cached: the engine's ``cached_tokens``; None = it did not say, which is not 0.
+    """
+    prompt = max(0, prompt_tokens or usage_prompt or 0)
+    matchable = overlap.matchable_tokens
+    if prompt != prompt_tokens:
+        matchable = usable_tokens(prompt, prompt, overlap.block_size)
+    matchable = min(max(0, matchable), prompt)
+    available = min(max(0, overlap.available_tokens), matchable)
+    captured = min(max(0, captured_tokens), available)
+    evicted = min(max(0, overlap.seen_tokens), matchable) - available
+    evicted = max(0, evicted)
+    missed = available - captured
+    draining = min(max(0, overlap.draining_tokens), missed)
+    elsewhere = missed - draining
+    lost, gained, delivered, unreported = 0, 0, 0, 0
+    if usage_cached is None:
+        unreported = captured
+    else:
+        delivered = max(0, usage_cached)
+        lost = max(0, captured - delivered)
+        gained = max(0, delivered - captured)
+    mismatch = usage_prompt is not None and prompt_tokens > 0 and usage_prompt != prompt_tokens
+    return TokenFlow(
+        prompt=prompt,
+        tail=prompt - matchable,
+        cold=matchable - available - evicted,
+        evicted=evicted,
+        available=available,
+        captured=captured,
+        draining=draining,
+        policy=elsewhere if policy != "cost" else 0,
+        diverted_for_load=elsewhere if policy == "cost" else 0,
+        delivered=delivered,
+        stale_index=0 if mismatch else lost,
+        token_mismatch=lost if mismatch else 0,
+        unreported=unreported,
+        gained=gained,
+    )

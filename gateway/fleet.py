@@ -1,0 +1,192 @@
+"""Who is there: membership, ejection, and the views that policies see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gateway.decision import Booked, ModelProfile
+from gateway.member import Member
+from gateway.routing.base import Trust, WorkerState, WorkerView
+from gateway.routing.rates import RateBook
+from shared.load import WorkerInfo
+from shared.types import WorkerId
+
+PEER_STALE_S = 2.0
+"""What another gateway told counts for this long, so a dead gateway's work vanishes."""
+_OUTPUT_WEIGHT = 0.05
+_FIRST_OUTPUT = 128.0
+
+
+class Fleet:
+    """All members.
+
+    A worker that left with attempts running gets them back when the same incarnation returns; a new
+    incarnation starts at zero, and the old attempts end on the old counts.
+    """
+
+    def __init__(self, rates: RateBook) -> None:
+        self._rates = rates
+        self._members: dict[WorkerId, Member] = {}
+        self._departed: dict[WorkerId, Member] = {}
+        self._serving: dict[str, list[Member]] = {}
+        self._peers: dict[str, tuple[float, Mapping[WorkerId, Booked]]] = {}
+        self._outputs: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, worker: WorkerId) -> Member | None:
+        """A member, or None."""
+        return self._members.get(worker)
+
+    def serving(self, model: str) -> list[Member]:
+        """Members that answer to a model name, in any state, by id."""
+        return self._serving.get(model, [])
+
+    def models(self) -> tuple[str, ...]:
+        """Names that some member that is not down answers to, sorted."""
+        return tuple(
+            sorted(
+                name
+                for name, members in self._serving.items()
+                if any(member.healthy for member in members)
+            )
+        )
+
+    def join(self, info: WorkerInfo, now: float) -> tuple[Member, bool]:
+        """The member, and whether it is a new incarnation (which holds nothing)."""
+        member = self._members.get(info.id)
+        if member is None:
+            member = self._departed.pop(info.id, None)
+            if member is None or member.info.epoch != info.epoch:
+                member = Member(info, now, Trust.LEARNED, "no cache events yet")
+            self._members[info.id] = member
+            member.healthy, member.down_reason, member.draining = True, "", False
+            member.info = info
+            self._index_models()
+            return member, True
+        if member.info.epoch != info.epoch:
+            member.restart(info, now)
+            self._index_models()
+            return member, True
+        if member.info != info:
+            member.info = info
+            self._index_models()
+        return member, False
+
+    def leave(self, worker: WorkerId) -> Member | None:
+        """Take a member out; None: there is no such member."""
+        member = self._members.pop(worker, None)
+        if member is None:
+            return None
+        self._departed = {id_: gone for id_, gone in self._departed.items() if gone.inflight}
+        if member.inflight:
+            self._departed[worker] = member
+        self._index_models()
+        return member
+
+    def profile(self, model: str) -> ModelProfile | None:
+        """How to read prompts for a name; None: no member that is not down has it."""
+        members = [member for member in self.serving(model) if member.healthy]
+        if not members:
+            return None
+        lengths = [member.info.max_model_len for member in members]
+        return ModelProfile(
+            canonical=members[0].pool,
+            tokenizer=next((m.info.tokenizer for m in members if m.info.tokenizer), ""),
+            workers=tuple(member.id for member in members),
+            min_block_size=min(member.info.block_size for member in members),
+            max_model_len=0 if 0 in lengths else max(lengths),
+        )
+
+    def may_eject(self, member: Member, now: float) -> bool:
+        """Never more than half of a model's workers rest, and never the last one."""
+        peers = [m for m in self.serving(member.pool) if m.healthy]
+        resting = sum(m.state(now) is WorkerState.EJECTED for m in peers)
+        return 2 * (resting + 1) <= len(peers)
+
+    # ---------------------------------------------------------------- load
+
+    def view(self, member: Member, trust: Trust, now: float) -> WorkerView:
+        """What a policy may know of a member. Pure."""
+        held = member.kv_tokens_held(now)
+        total = member.kv_tokens_total()
+        own, others = member.prefill_s(now), member.extra_prefill_s(now)
+        peer_requests = 0
+        if self._peers:
+            peer_prefill_s, peer_tokens, peer_requests = self._peer_work(member.id, now)
+            others += peer_prefill_s
+            if member.reported(now) is None:
+                held += peer_tokens
+        foreign = max(member.foreign(now), peer_requests) + member.shadows(now)
+        return WorkerView(
+            id=member.id,
+            state=member.state(now),
+            trust=trust,
+            block_size=member.info.block_size,
+            inflight=member.inflight,
+            booked_prefill_s=own + others,
+            booked_decode_tokens=held,
+            prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
+            overhead_s=self._rates.overhead_s(member.pool),
+            failure_rate=member.breaker.failure_rate,
+            kv_tokens_total=total,
+            load=member.reported(now),
+            load_age_s=member.load_age_s(now) or 0.0,
+            foreign=foreign,
+            tpot_s=member.token_s(now),
+            release_tokens_per_s=(
+                member.release_tokens_per_s(held, self.mean_output(member.pool), now)
+                if total
+                else 0.0
+            ),
+        )
+
+    def known_prefill_s(self, member: Member, now: float) -> float:
+        """Prefill seconds booked on a member by this and the other gateways."""
+        peers = self._peer_work(member.id, now)[0] if self._peers else 0.0
+        return member.prefill_s(now) + peers
+
+    def bookings(self, now: float) -> dict[WorkerId, Booked]:
+        """Own booked work, without the idle workers."""
+        work = {member.id: member.booked(now) for member in self if member.inflight}
+        return {worker: booked for worker, booked in work.items() if booked.count}
+
+    def apply_peer(self, gateway: str, booked: Mapping[WorkerId, Booked], now: float) -> None:
+        """What another gateway has booked; replaces what it told before."""
+        self._peers = {
+            name: told for name, told in self._peers.items() if now - told[0] <= PEER_STALE_S
+        }
+        self._peers.pop(gateway, None)
+        if booked:
+            self._peers[gateway] = (now, dict(booked))
+
+    def mean_output(self, pool: str) -> float:
+        """Usual length of an answer, tokens."""
+        return self._outputs.get(pool, _FIRST_OUTPUT)
+
+    def observe_output(self, pool: str, tokens: int) -> None:
+        """An answer has ended."""
+        mean = self.mean_output(pool)
+        self._outputs[pool] = mean + _OUTPUT_WEIGHT * (tokens - mean)
+
+    def _peer_work(self, worker: WorkerId, now: float) -> tuple[float, int, int]:
+        prefill_s, tokens, count = 0.0, 0, 0
+        for at, told in self._peers.values():
+            booked = told.get(worker)
+            if booked is not None and now - at <= PEER_STALE_S:
+                prefill_s += max(0.0, booked.prefill_s - (now - at))
+                tokens += booked.decode_tokens
+                count += booked.count
+        return prefill_s, tokens, count
+
+    def _index_models(self) -> None:
+        self._serving = {}
+        for member in sorted(self._members.values(), key=lambda member: member.id):
+            for name in dict.fromkeys(member.info.models):
+                self._serving.setdefault(name, []).append(member)
+        pools = {member.pool for member in self._members.values()}
+        self._outputs = {pool: mean for pool, mean in self._outputs.items() if pool in pools}

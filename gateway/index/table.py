@@ -1,0 +1,197 @@
+"""In-process prefix index: one :class:`Holdings` per stride, and the numbering of event batches.
+
+Rules, per (worker, epoch, source):
+- Batches count up by one from 1. A repeated number is dropped. After a missing one nothing is
+  believed until a snapshot comes; what was known stays in use meanwhile.
+- A newer epoch empties the worker; batches of an older one are dropped.
+- ``CacheCleared``, ``Snapshot`` and ``forget`` cost their caller nothing but a new slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from gateway.index.base import Applied, Match
+from gateway.index.holdings import Holdings, Slot
+from shared.blocks import GRANULE
+from shared.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    EventBatch,
+    Snapshot,
+)
+from shared.types import BlockKey, Epoch, Tier, WorkerId
+
+_SLICE = 2048
+"""Entries swept by each call that mutates."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """Position in one writer's numbering."""
+
+    seq: int
+    broken: bool = False
+    """A batch is missing: nothing but a snapshot is believed."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    """What is known of one worker."""
+
+    epoch: Epoch
+    stride: int
+    slot: Slot
+    sources: dict[str, _Source] = field(default_factory=dict)
+
+
+class PrefixTable:
+    """Implements :class:`gateway.index.base.PrefixIndex` with a dict per stride.
+
+    :param max_blocks: cap on (block, worker) entries; beyond it random entries with few holders go.
+    :param rng: only used to pick what is dropped.
+    """
+
+    def __init__(self, max_blocks: int, rng: Random) -> None:
+        self._max = max_blocks
+        self._rng = rng
+        self._strides: dict[int, Holdings] = {}
+        self._holders: dict[WorkerId, _Holder] = {}
+        self.ignored_events = 0
+        """Events of tiers or strides that are not indexed here."""
+
+    def __repr__(self) -> str:
+        return f"PrefixTable({self.entries} entries, {len(self._holders)} workers)"
+
+    @property
+    def entries(self) -> int:
+        """(block, worker) pairs."""
+        return sum(holdings.entries for holdings in self._strides.values())
+
+    def join(self, worker: WorkerId, epoch: Epoch, stride: int) -> None:
+        """Make room for a worker; another epoch or stride empties what was known."""
+        holder = self._holders.get(worker)
+        if holder is not None:
+            if holder.epoch == epoch and holder.stride == stride:
+                return
+            self.forget(worker)
+        holdings = self._strides.setdefault(stride, Holdings())
+        self._holders[worker] = _Holder(epoch, stride, holdings.open(worker))
+
+    def forget(self, worker: WorkerId) -> None:
+        """Drop a worker and all it held."""
+        holder = self._holders.pop(worker, None)
+        if holder is not None:
+            self._strides[holder.stride].abandon(holder.slot)
+        self.tidy(_SLICE)
+
+    def blocks(self, worker: WorkerId) -> int:
+        """Index entries of one worker."""
+        holder = self._holders.get(worker)
+        return 0 if holder is None else holder.slot.count
+
+    def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:
+        """Epoch and last applied sequence number; None if nothing was applied yet."""
+        holder = self._holders.get(worker)
+        if holder is None or source not in holder.sources:
+            return None
+        return holder.epoch, holder.sources[source].seq
+
+    def match(self, keys: Sequence[BlockKey]) -> Mapping[WorkerId, Match]:
+        """Workers that hold a prefix of ``keys`` (one per granule). Exact; a hole ends it."""
+        found: dict[WorkerId, Match] = {}
+        for stride, holdings in self._strides.items():
+            if not holdings.entries:
+                continue
+            wanted = keys if stride == 1 else keys[stride - 1 :: stride]
+            for depth, mask in holdings.depths(wanted):
+                result = Match(depth * stride * GRANULE)
+                for worker in holdings.workers_in(mask):
+                    found[worker] = result
+        return found
+
+    def apply(self, batch: EventBatch) -> Applied:
+        """Take a batch in, if it is the next of its (worker, epoch, source)."""
+        holder = self._holders.get(batch.worker)
+        if holder is None:
+            return Applied(True, "unknown_worker")
+        if batch.epoch < holder.epoch:
+            return Applied(True, "old_epoch")
+        if batch.epoch > holder.epoch:
+            self.join(batch.worker, batch.epoch, holder.stride)
+            holder = self._holders[batch.worker]
+        if batch.stride != holder.stride:
+            self.ignored_events += len(batch.events)
+            return Applied(True, "wrong_stride")
+        verdict = _check_sequence(holder, batch)
+        if verdict.reason == "applied":
+            holder.sources[batch.source] = _Source(batch.seq)
+            for event in batch.events:
+                self._take(batch.worker, holder, event)
+            self._keep_cap(holder.stride)
+        self.tidy(_SLICE)
+        return verdict
+
+    def tidy(self, budget: int) -> bool:
+        """Give back memory of what was dropped, at most ``budget`` entries; True: some is left."""
+        left = budget
+        for stride, holdings in list(self._strides.items()):
+            left = holdings.sweep(left)
+            unused = holdings.swept and not holdings.entries
+            if unused and all(holder.stride != stride for holder in self._holders.values()):
+                del self._strides[stride]
+        return any(not holdings.swept for holdings in self._strides.values())
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if the books do not balance. O(everything): for tests."""
+        for holdings in self._strides.values():
+            holdings.check()
+
+    def _take(self, worker: WorkerId, holder: _Holder, event: CacheEvent) -> None:
+        holdings = self._strides[holder.stride]
+        if isinstance(event, CacheCleared):
+            self._empty(worker, holder)
+        elif event.tier is not Tier.GPU:
+            self.ignored_events += 1
+        elif isinstance(event, BlocksStored):
+            holdings.add(holder.slot, event.keys)
+        elif isinstance(event, BlocksRemoved):
+            holdings.remove(holder.slot, event.keys)
+        else:
+            self._empty(worker, holder)
+            holdings.add(holder.slot, event.keys)
+
+    def _empty(self, worker: WorkerId, holder: _Holder) -> None:
+        holdings = self._strides[holder.stride]
+        holdings.abandon(holder.slot)
+        holder.slot = holdings.open(worker)
+
+    def _keep_cap(self, stride: int) -> None:
+        excess = self.entries - self._max
+        if excess > 0:
+            self._strides[stride].drop(excess, self._rng)
+
+
+def _check_sequence(holder: _Holder, batch: EventBatch) -> Applied:
+    source = holder.sources.get(batch.source)
+    last = 0 if source is None else source.seq
+    broken = source is not None and source.broken
+    if any(isinstance(event, Snapshot) and event.tier is Tier.GPU for event in batch.events):
+        if batch.seq >= last:
+            return Applied(True, "applied")
+        return Applied(False, "gap") if broken else Applied(True, "duplicate")
+    if broken:
+        return Applied(False, "gap")
+    if batch.seq <= last:
+        return Applied(True, "duplicate")
+    if batch.seq == last + 1:
+        return Applied(True, "applied")
+    # A source of which nothing was applied stays absent: ``position`` must not invent one, and
+    # whatever comes before a snapshot is a gap again.
+    if source is not None:
+        source.broken = True
+    return Applied(False, "gap")

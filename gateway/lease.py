@@ -1,0 +1,130 @@
+"""One attempt on one worker: booked from ``Router.begin`` until its end, released exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.accounting import account
+from gateway.decision import AttemptEnd, Route
+from gateway.member import Booking, Member
+from gateway.promises import Promise
+from gateway.records import RequestRecord, TokenFlow
+from gateway.routing.base import Query
+from shared.types import WorkerId
+
+_FAMILY_GRANULES = 4
+
+
+def family_of(query: Query) -> str:
+    """Eight hex digits that prompts with one beginning share.
+
+    Taken from the key after 64 tokens: beyond a chat template's opening and a stock first sentence,
+    yet inside most system prompts. Prompts shorter than that go by their first key.
+    """
+    if not query.keys:
+        return ""
+    at = _FAMILY_GRANULES - 1 if len(query.keys) >= _FAMILY_GRANULES else 0
+    return f"{query.keys[at] & 0xFFFFFFFF:08x}"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Attempt:
+    """What was booked for an attempt, and what is known of it so far."""
+
+    route: Route
+    number: int
+    member: Member
+    booking: Booking
+    promise: Promise
+    first_token: float | None = None
+
+
+class Lease:
+    """Handed to whoever carries the attempt out; :meth:`finish` must be called on every way out."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        on_first_token: Callable[[Attempt, float], None],
+        on_finish: Callable[[Attempt, AttemptEnd, float], None],
+    ) -> None:
+        self._attempt = attempt
+        self._url = attempt.member.info.url
+        self._on_first_token = on_first_token
+        self._on_finish = on_finish
+        self._record: RequestRecord | None = None
+
+    def __repr__(self) -> str:
+        state = "open" if self._record is None else self._record.outcome
+        return f"Lease({self._attempt.number} on {self.worker}, {state})"
+
+    @property
+    def worker(self) -> WorkerId:
+        """The worker that is being tried."""
+        return self._attempt.route.worker
+
+    @property
+    def url(self) -> str:
+        """Its base URL when the attempt began."""
+        return self._url
+
+    @property
+    def route(self) -> Route:
+        """The decision behind it."""
+        return self._attempt.route
+
+    def first_token(self, now: float) -> None:
+        """The first content arrived: its prefill is done. Later calls change nothing."""
+        if self._attempt.first_token is None and self._record is None:
+            self._attempt.first_token = now
+            self._on_first_token(self._attempt, now)
+
+    def finish(self, end: AttemptEnd, now: float) -> RequestRecord:
+        """Release what was booked and say what happened. A second call returns the same record."""
+        if self._record is None:
+            # First of all: whatever follows, the end is told only once.
+            self._record = make_record(self._attempt, end, now)
+            self._on_finish(self._attempt, end, now)
+        return self._record
+
+
+def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
+    """The fact that an attempt leaves. Pure."""
+    route, usage = attempt.route, end.usage
+    query = route.query
+    flow = TokenFlow()
+    if end.final:
+        flow = account(
+            route.overlap,
+            prompt_tokens=query.prompt_tokens,
+            captured_tokens=route.matched_tokens,
+            policy=route.policy,
+            usage_prompt=None if usage is None else usage.prompt,
+            usage_cached=None if usage is None else usage.cached,
+        )
+    decided_s = route.decided - query.arrived
+    first = attempt.first_token
+    return RequestRecord(
+        at=end.wall_at,
+        request_id=query.request_id,
+        attempt=attempt.number,
+        final=end.final,
+        route=end.route,
+        model=query.model,
+        tenant=query.tenant,
+        family=family_of(query),
+        policy=route.policy,
+        worker=route.worker,
+        trust=route.chosen.candidate.worker.trust,
+        outcome=end.outcome,
+        status=end.status,
+        flow=flow,
+        output_tokens=end.output_tokens if usage is None else usage.completion,
+        decided_s=decided_s,
+        ttft_s=None if first is None else first - query.arrived,
+        total_s=now - query.arrived,
+        itl_s=end.itl_s,
+        predicted_ttft_s=decided_s + route.predicted_ttft_s,
+        reported=usage is not None and usage.cached is not None,
+    )

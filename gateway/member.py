@@ -1,0 +1,250 @@
+"""One worker as this gateway sees it: identity, state, and the work booked on it.
+
+Work is booked when the worker is chosen. A booking is *pending* until its first token, then
+*decoding* until its attempt ends; ending it twice does nothing, so counts cannot go negative. An
+attempt that failed early leaves a *shadow*: its load counts for as long as the attempt would have
+taken, or a worker that fails fast would always look idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.breaker import Breaker, Gate
+from gateway.decision import Booked
+from gateway.routing.base import Trust, WorkerState
+from shared.blocks import stride_of
+from shared.load import WorkerInfo, WorkerLoad
+from shared.types import WorkerId
+
+STALE_LOAD_S = 5.0
+"""A report older than this says nothing about now."""
+_TPOT_WEIGHT = 0.1
+_MIN_OUTPUT = 16
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """The share of one attempt in a worker's load."""
+
+    prefill_s: float
+    kv_tokens: int
+    begun: float
+    wait_s: float
+    """Predicted wait behind others when it began."""
+    expected_s: float
+    """How long the whole attempt was expected to take."""
+    probe: bool = False
+
+
+@dataclass(slots=True)
+class _Reported:
+    """A load report, and what of it was not ours at that moment."""
+
+    load: WorkerLoad
+    at: float
+    extra_prefill_s: float
+    foreign: int
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """Mutable state of one worker; ``state``, ``booked`` and the like are pure."""
+
+    info: WorkerInfo
+    joined: float
+    trust: Trust
+    trust_reason: str
+    healthy: bool = True
+    down_reason: str = ""
+    draining: bool = False
+    """Asked for by an operator."""
+    breaker: Breaker = field(default_factory=Breaker)
+    tpot_s: float = 0.0
+    _pending: dict[Booking, None] = field(default_factory=dict)
+    _decoding: dict[Booking, None] = field(default_factory=dict)
+    _shadows: list[tuple[float, float]] = field(default_factory=list)
+    """(until, prefill seconds)."""
+    _prefill_ended: float = 0.0
+    _reported: _Reported | None = None
+
+    @property
+    def id(self) -> WorkerId:
+        """The worker's name."""
+        return self.info.id
+
+    @property
+    def pool(self) -> str:
+        """Canonical model name: workers of one pool resemble each other."""
+        return self.info.models[0] if self.info.models else ""
+
+    @property
+    def stride(self) -> int:
+        """Granules per index key."""
+        return stride_of(self.info.block_size)
+
+    @property
+    def inflight(self) -> int:
+        """Own attempts that have not ended."""
+        return len(self._pending) + len(self._decoding)
+
+    def state(self, now: float) -> WorkerState:
+        """Whether it may be chosen."""
+        if not self.healthy:
+            return WorkerState.DOWN
+        if self.draining or (self._reported is not None and self._reported.load.draining):
+            return WorkerState.DRAINING
+        if self.breaker.gate(now) is Gate.OPEN:
+            return WorkerState.EJECTED
+        return WorkerState.READY
+
+    @property
+    def blocked(self) -> str:
+        """Why it takes no request whatever happens; empty if it may take some."""
+        if not self.healthy:
+            return self.down_reason or "down"
+        if self.draining or (self._reported is not None and self._reported.load.draining):
+            return "draining"
+        return ""
+
+    def reason(self, now: float) -> str:
+        """Why it is not ready; empty if it is."""
+        resting = self.state(now) is WorkerState.EJECTED
+        return "failed too often" if resting else self.blocked
+
+    # ---------------------------------------------------------------- own work
+
+    def book(self, booking: Booking) -> None:
+        """An attempt begins."""
+        self._drop_shadows(booking.begun)
+        self._pending[booking] = None
+
+    def start_decoding(self, booking: Booking, now: float) -> None:
+        """Its first token came. Unknown and ended bookings are fine."""
+        if booking in self._pending:
+            del self._pending[booking]
+            self._decoding[booking] = None
+            self._prefill_ended = now
+
+    def release(self, booking: Booking, now: float, *, failed: bool) -> bool:
+        """The attempt ended; False: it had ended before, and nothing changes."""
+        if booking in self._pending:
+            del self._pending[booking]
+            self._prefill_ended = now
+            prefill_s = booking.prefill_s
+        elif booking in self._decoding:
+            del self._decoding[booking]
+            prefill_s = 0.0
+        else:
+            return False
+        self._drop_shadows(now)
+        if failed and booking.begun + booking.expected_s > now:
+            self._shadows.append((booking.begun + booking.expected_s, prefill_s))
+        return True
+
+    def prefill_s(self, now: float) -> float:
+        """Prefill work booked here and not yet done, in seconds.
+
+        Prefills run one after another: the first pending one has worked since the one before it
+        ended. Once it is overdue it counts again, up to its whole length: it may be stuck.
+        """
+        total = sum(prefill_s for until, prefill_s in self._shadows if until > now)
+        if not self._pending:
+            return total
+        total += sum(booking.prefill_s for booking in self._pending)
+        head = next(iter(self._pending))
+        elapsed = now - max(head.begun, self._prefill_ended)
+        if elapsed <= head.prefill_s:
+            done = max(0.0, elapsed)
+        else:
+            done = max(0.0, 2 * head.prefill_s - elapsed)
+        return total - done
+
+    def shadows(self, now: float) -> int:
+        """Failed attempts that still count."""
+        return sum(until > now for until, _ in self._shadows)
+
+    def booked(self, now: float) -> Booked:
+        """Own work, as told to other gateways."""
+        tokens = sum(booking.kv_tokens for booking in (*self._pending, *self._decoding))
+        return Booked(self.prefill_s(now), tokens, self.inflight)
+
+    # ---------------------------------------------------------------- what it reports
+
+    def report(self, load: WorkerLoad, now: float, s_per_token: float, known_s: float) -> None:
+        """A load report; ``known_s``: prefill seconds that are booked here, by all gateways."""
+        extra = load.queued_prefill_tokens * s_per_token - known_s
+        foreign = load.running + load.waiting - self.inflight
+        self._reported = _Reported(load, now, max(0.0, extra), max(0, foreign))
+
+    def reported(self, now: float) -> WorkerLoad | None:
+        """Its last report, if that is not stale."""
+        known = self._reported
+        return None if known is None or now - known.at > STALE_LOAD_S else known.load
+
+    def load_age_s(self, now: float) -> float | None:
+        """Seconds since its last report; None: it made none."""
+        return None if self._reported is None else max(0.0, now - self._reported.at)
+
+    def last_load(self) -> WorkerLoad | None:
+        """Its last report, however old."""
+        return None if self._reported is None else self._reported.load
+
+    def extra_prefill_s(self, now: float) -> float:
+        """Reported prefill work that nobody had booked; it gets done as time passes."""
+        if self._reported is None or self.reported(now) is None:
+            return 0.0
+        return max(0.0, self._reported.extra_prefill_s - (now - self._reported.at))
+
+    def foreign(self, now: float) -> int:
+        """Requests beyond ours that it reported."""
+        known = self._reported
+        return 0 if known is None or self.reported(now) is None else known.foreign
+
+    def kv_tokens_total(self) -> int:
+        """Size of its KV cache; 0 = unknown."""
+        load = self.last_load()
+        blocks = load.blocks_total if load is not None and load.blocks_total else 0
+        return (blocks or self.info.blocks_total) * self.info.block_size
+
+    def kv_tokens_held(self, now: float) -> int:
+        """KV tokens of running requests: as it reported, plus what was booked since."""
+        load = self.reported(now)
+        since = -1.0
+        total = 0
+        if load is not None and self._reported is not None:
+            total = load.blocks_used * self.info.block_size
+            since = self._reported.at
+        for booking in (*self._pending, *self._decoding):
+            if booking.begun > since:
+                total += booking.kv_tokens
+        return total
+
+    def observe_tpot(self, itl_s: float) -> None:
+        """Time between two tokens of an answer that has ended."""
+        if itl_s > 0:
+            change = _TPOT_WEIGHT * (itl_s - self.tpot_s)
+            self.tpot_s = self.tpot_s + change if self.tpot_s else itl_s
+
+    def token_s(self, now: float) -> float:
+        """Seconds per output token of one sequence; 0 = unknown."""
+        load = self.reported(now)
+        if not self.tpot_s and load is not None and load.decode_tokens_per_s > 0:
+            return 1.0 / load.decode_tokens_per_s
+        return self.tpot_s
+
+    def release_tokens_per_s(self, held: int, mean_output: float, now: float) -> float:
+        """Rate at which running requests give back their KV; 0 = unknown."""
+        token_s = self.token_s(now)
+        return held / (token_s * max(_MIN_OUTPUT, mean_output)) if token_s else 0.0
+
+    def restart(self, info: WorkerInfo, now: float) -> None:
+        """A new incarnation. Leases of the old one stay booked until they end."""
+        self.info, self.joined = info, now
+        self._reported = None
+        self.breaker.reset()
+        self.healthy, self.down_reason = True, ""
+
+    def _drop_shadows(self, now: float) -> None:
+        if self._shadows:
+            self._shadows = [shadow for shadow in self._shadows if shadow[0] > now]

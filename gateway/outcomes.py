@@ -1,0 +1,103 @@
+"""What follows from the beginning, the first token and the end of an attempt."""
+
+from __future__ import annotations
+
+from gateway.decision import AttemptEnd
+from gateway.fleet import Fleet
+from gateway.knowledge import Knowledge
+from gateway.learn import Served
+from gateway.lease import Attempt, Lease
+from gateway.records import Outcome
+from gateway.routing.rates import PrefillSample, RateBook
+
+_PATIENCE = 4.0
+_MIN_PATIENCE_S = 5.0
+_INSTANT_TOKENS = 2
+"""An answer this short ends practically when its prefill does."""
+
+
+class Outcomes:
+    """Applies attempts to fleet, rates and knowledge."""
+
+    def __init__(self, fleet: Fleet, rates: RateBook, knowledge: Knowledge) -> None:
+        self._fleet = fleet
+        self._rates = rates
+        self._knowledge = knowledge
+
+    def begin(self, attempt: Attempt) -> Lease:
+        """The lease of an attempt that has been booked."""
+        return Lease(attempt, self._first_token, self._finish)
+
+    def _first_token(self, attempt: Attempt, now: float) -> None:
+        attempt.member.start_decoding(attempt.booking, now)
+
+    def _finish(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
+        member, booking = attempt.member, attempt.booking
+        computed = end.outcome is Outcome.OK or attempt.first_token is not None
+        failed = self._worker_failed(attempt, end, now)
+        if not member.release(booking, now, failed=failed):
+            return
+        if failed:
+            may_eject = self._fleet.may_eject(member, now)
+            member.breaker.fail(now, probe=booking.probe, may_eject=may_eject)
+        elif computed or end.outcome is Outcome.CLIENT_ERROR:
+            member.breaker.succeed(probe=booking.probe)
+        else:
+            member.breaker.give_up(probe=booking.probe)
+        if computed and not failed:
+            self._knowledge.keep(attempt.promise, now)
+            self._learn(attempt, end, now)
+        else:
+            self._knowledge.break_off(attempt.promise)
+
+    @staticmethod
+    def _worker_failed(attempt: Attempt, end: AttemptEnd, now: float) -> bool:
+        """Whether the end is the worker's fault. Client errors are not; being very late is."""
+        if end.outcome is not Outcome.DEADLINE or attempt.first_token is not None:
+            return end.outcome is Outcome.UPSTREAM_ERROR
+        booking = attempt.booking
+        return now - booking.begun > max(_MIN_PATIENCE_S, _PATIENCE * booking.expected_s)
+
+    def _learn(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
+        member, query, usage = attempt.member, attempt.route.query, end.usage
+        known = usage is not None and usage.cached is not None
+        output = usage.completion if usage is not None else end.output_tokens
+        if end.outcome is Outcome.OK:
+            self._fleet.observe_output(member.pool, output)
+        if end.itl_s is not None:
+            member.observe_tpot(end.itl_s)
+        if self._fleet.get(member.id) is not member:
+            # It left, or is another incarnation by now: what this one holds is of no use.
+            return
+        self._sample(attempt, end, now)
+        candidate = attempt.route.chosen.candidate
+        # What was only promised proves nothing: the request may have overlapped its leader.
+        indexed = candidate.matched_tokens - candidate.promised_tokens
+        served = Served(
+            keys=query.keys,
+            prompt_tokens=query.prompt_tokens,
+            output_tokens=output,
+            expected_tokens=indexed if end.outcome is Outcome.OK else 0,
+            cached_tokens=usage.cached if usage is not None and known else None,
+        )
+        self._knowledge.served(member, served, end.wall_at)
+
+    def _sample(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
+        """A rate sample, where the time of the first token is known."""
+        usage, first = end.usage, attempt.first_token
+        output = usage.completion if usage is not None else end.output_tokens
+        if first is None and output <= _INSTANT_TOKENS:
+            first = now
+        total = usage.prompt if usage is not None else attempt.route.query.prompt_tokens
+        if first is None or total <= 0 or end.outcome is not Outcome.OK:
+            return
+        cached = attempt.route.matched_tokens
+        if usage is not None and usage.cached is not None:
+            cached = usage.cached
+        sample = PrefillSample(
+            uncached=max(1, total - cached),
+            total=total,
+            ttft_s=first - attempt.booking.begun,
+            wait_s=attempt.booking.wait_s,
+        )
+        self._rates.observe(attempt.member.pool, attempt.member.id, sample, now)

@@ -1,0 +1,110 @@
+"""What serving a request on a worker costs, in seconds; no weights to tune.
+
+    C(w) = wait + own + memory + decode + failure
+
+    wait     prefill work ahead of it: booked here, and what the engine reports beyond that
+    own      o + a*(u + q*u*(L - u/2)): its own prefill; u uncached of L prompt tokens, a seconds
+             per token of this worker, q the share of attention in it, o fixed per request
+    memory   time until enough KV is given back, if it does not fit now
+    decode   how much the sequences that decode there slow each other down
+    failure  p/(1-p) * (time lost + cost of the second best): chance of having to start over
+
+Where nothing is shared only the load terms differ, so it acts as least-loaded; a prefix that all
+workers hold shortens every ``own`` alike. Nothing depends on how full a worker's index is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from gateway.routing.base import Candidate, Query, Scored
+from gateway.routing.ties import in_order
+from shared.blocks import GRANULE
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """The constants of the formula, none of them tuned to a workload."""
+
+    quadratic: float = 2e-5
+    """q: attention's share per token of context."""
+    knee: float = 16.0
+    """Sequences decoding together at which a token takes about twice as long."""
+    unknown_tpot_s: float = 0.01
+    retry_s: float = 0.5
+    """Time lost to an attempt that fails, beyond its own cost."""
+
+    def prefill_s(self, uncached: int, total: int, s_per_token: float) -> float:
+        """Seconds to prefill ``uncached`` of ``total`` prompt tokens, without the fixed part."""
+        return s_per_token * uncached * (1.0 + self.quadratic * (total - uncached / 2))
+
+    def own_s(self, query: Query, candidate: Candidate) -> float:
+        """The request's own time to first token on an idle worker."""
+        total = query.prompt_tokens or len(query.keys) * GRANULE
+        worker = candidate.worker
+        uncached = max(0, total - candidate.matched_tokens)
+        return worker.overhead_s + self.prefill_s(uncached, total, worker.prefill_s_per_token)
+
+    def memory_s(self, candidate: Candidate) -> float:
+        """Expected wait for KV memory; 0 if the worker's memory is unknown."""
+        worker = candidate.worker
+        if not worker.kv_tokens_total:
+            return 0.0
+        short = candidate.new_kv_tokens - (worker.kv_tokens_total - worker.booked_decode_tokens)
+        if short <= 0:
+            return 0.0
+        # Without a known rate: a full pool turns over within a minute.
+        return short / (worker.release_tokens_per_s or worker.kv_tokens_total / 60.0)
+
+    def decode_s(self, candidate: Candidate) -> float:
+        """What those who decode there already cost a newcomer, and it them."""
+        worker = candidate.worker
+        return (worker.tpot_s or self.unknown_tpot_s) * worker.requests / self.knee
+
+    def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
+        """The named terms but ``failure``, which needs the other candidates."""
+        return {
+            "wait": candidate.worker.booked_prefill_s,
+            "own": self.own_s(query, candidate),
+            "memory": self.memory_s(candidate),
+            "decode": self.decode_s(candidate),
+        }
+
+    def expected_ttft_s(self, query: Query, candidate: Candidate) -> float:
+        """Time to first token if it is sent there now, whatever the policy."""
+        wait = candidate.worker.booked_prefill_s
+        return wait + self.own_s(query, candidate) + self.memory_s(candidate)
+
+
+class CostPolicy:
+    """Cheapest worker first; equal costs are ordered by a hash of the request."""
+
+    name = "cost"
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+
+    def rank(self, query: Query, candidates: Sequence[Candidate], rng: Random) -> list[Scored]:
+        """All candidates by cost in seconds, with its terms."""
+        terms = [self._model.terms(query, candidate) for candidate in candidates]
+        costs = [sum(parts.values()) for parts in terms]
+        if any(candidate.worker.failure_rate for candidate in candidates):
+            self._add_failure(candidates, terms, costs)
+        scored = [
+            Scored(candidate, cost, parts)
+            for candidate, cost, parts in zip(candidates, costs, terms, strict=True)
+        ]
+        return in_order(query, scored)
+
+    def _add_failure(
+        self, candidates: Sequence[Candidate], terms: list[dict[str, float]], costs: list[float]
+    ) -> None:
+        base = list(costs)
+        for at, candidate in enumerate(candidates):
+            others = base[:at] + base[at + 1 :]
+            chance = min(candidate.worker.failure_rate, 0.9)
+            again = self._model.retry_s + min(others, default=base[at])
+            terms[at]["failure"] = chance / (1.0 - chance) * again
+            costs[at] += terms[at]["failure"]
