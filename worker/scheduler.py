@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from heapq import merge
 
 from shared.errors import ContextLengthExceeded, NoCapacity
 from shared.load import WorkerLoad
@@ -90,7 +91,7 @@ class Scheduler:
         seq.urgency = seq.priority
         self._sequences[seq.id] = seq
         self._blocks.enrol(seq)
-        seq.reusable = len(self._blocks.match(seq)) * self.pool.block_size
+        self._blocks.match(seq)
         insort(self._waiting, seq, key=_rank)
 
     def abort(self, seq_id: str) -> Sequence | None:
@@ -114,9 +115,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         self._plan_decodes(self._decode_share(), chunks)
         budget = self._prefill_budget(len(chunks))
-        for seq in sorted(self._prefills(), key=lambda seq: (seq.urgency, seq.order)):
-            budget -= self._plan_prefill(seq, budget, chunks)
-        self._admit(budget, chunks)
+        self._plan_prefills(budget, chunks)
         # What a reserve for prefills did not use goes to decodes after all.
         self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
         return StepPlan(tuple(chunks)) if chunks else None
@@ -203,6 +202,7 @@ class Scheduler:
         del self._running[seq.id]
         self._blocks.give_back(seq)
         seq.phase = Phase.WAITING
+        seq.urgency = seq.priority
         seq.preemptions += 1
         self.counters.preemptions += 1
         insort(self._waiting, seq, key=_rank)
@@ -211,12 +211,6 @@ class Scheduler:
         left = self._budget - n_decodes
         limit = self._pace.prefill_limit() if n_decodes else None
         return left if limit is None else min(left, max(limit, MIN_CHUNK))
-
-    def _plan_prefill(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        n_tokens = min(budget, len(seq.tokens) - seq.computed)
-        if n_tokens > 0:
-            self._plan_chunk(seq, n_tokens, chunks)
-        return max(0, n_tokens)
 
     def _plan_chunk(self, seq: Sequence, n_tokens: int, chunks: list[Chunk]) -> None:
         start, end = seq.computed, seq.computed + n_tokens
@@ -235,39 +229,48 @@ class Scheduler:
             )
         )
 
-    # ---- admission ----
+    # ---- prefills and admission ----
 
-    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
-        """Start waiting sequences in order. One that waits for a sibling lets others pass; one that
-        finds no space does not, or a big prompt would starve."""
-        if not self._waiting or budget < 1:
-            return
-        siblings = Siblings(self._blocks, self._prefills())
-        started: list[Sequence] = []
-        for seq in self._waiting:
-            if budget < 1 or len(self._running) >= self._max_running:
+    def _plan_prefills(self, budget: int, chunks: list[Chunk]) -> None:
+        """Continue running prefills and start waiting sequences, the most urgent first. One that
+        waits for a sibling lets others pass; one that finds no space does not, or a big prompt
+        would starve."""
+        siblings = Siblings(self._blocks, self._prefills() if self._waiting else ())
+        admitting = True
+        candidates = merge(sorted(self._prefills(), key=_turn), self._waiting, key=_turn)
+        for seq in candidates:
+            if budget < 1:
                 break
-            if siblings.still_held(seq):
-                continue
-            matched = self._blocks.match(seq)
-            seq.reusable = len(matched) * self.pool.block_size
-            if siblings.hold_back(seq, matched):
-                self.counters.held_back += 1
-                continue
-            if not self._start(seq, matched):
-                break
-            started.append(seq)
-            siblings.add(seq)
+            if seq.phase is Phase.WAITING:
+                if not admitting or self._held_back(seq, siblings):
+                    continue
+                admitting = self._start(seq)
+                if not admitting:
+                    continue
+                siblings.add(seq)
             budget -= self._plan_prefill(seq, budget, chunks)
-        if started:
+        if len(self._waiting) + len(self._running) > len(self._sequences):
             self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
 
-    def _start(self, seq: Sequence, matched: list[int]) -> bool:
+    def _held_back(self, seq: Sequence, siblings: Siblings) -> bool:
+        if siblings.still_held(seq):
+            return True
+        held = siblings.hold_back(seq)
+        self.counters.held_back += held
+        return held
+
+    def _plan_prefill(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        n_tokens = min(budget, len(seq.tokens) - seq.computed)
+        if n_tokens > 0:
+            self._plan_chunk(seq, n_tokens, chunks)
+        return max(0, n_tokens)
+
+    def _start(self, seq: Sequence) -> bool:
         """Let a waiting sequence run; False, and no change, if there is no space for it."""
-        if not self._blocks.take(seq, matched, spare=len(self._running)):
+        full = len(self._running) >= self._max_running
+        if full or not self._blocks.take(seq, spare=len(self._running)):
             return False
         seq.phase = Phase.RUNNING
-        seq.urgency = seq.priority
         self._running[seq.id] = seq
         if seq.cached is None:
             seq.cached = seq.computed
@@ -315,3 +318,7 @@ class Scheduler:
 
 def _rank(seq: Sequence) -> tuple[int, int]:
     return seq.rank
+
+
+def _turn(seq: Sequence) -> tuple[int, int]:
+    return seq.urgency, seq.order

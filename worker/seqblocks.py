@@ -27,7 +27,7 @@ class SequenceBlocks:
         """Exact contents of its full blocks. Do not modify."""
         return self._chains[seq.id].units(seq.tokens)
 
-    def reusable(self, seq: Sequence) -> int:
+    def limit(self, seq: Sequence) -> int:
         """Blocks that may come from the cache: full ones, and never the one with the last token,
         whose logits are needed."""
         return (len(seq.tokens) - 1) // self._size
@@ -37,15 +37,18 @@ class SequenceBlocks:
         return -(-n_tokens // self._size)
 
     def match(self, seq: Sequence) -> list[int]:
-        """Reusable blocks that are in the cache now."""
-        return self.pool.match(seq.scope_root, self.units(seq)[: self.reusable(seq)])
+        """Reusable blocks that are in the cache now. Valid until the pool changes."""
+        matched = self.pool.match(seq.scope_root, self.units(seq)[: self.limit(seq)])
+        seq.reusable = len(matched) * self._size
+        return matched
 
-    def take(self, seq: Sequence, matched: list[int], spare: int) -> bool:
-        """Give a sequence blocks for all its tokens, the matched ones first.
+    def take(self, seq: Sequence, spare: int) -> bool:
+        """Give a waiting sequence blocks for all its tokens, as many as possible from the cache.
 
         :param spare: blocks that must be left for others.
         :returns: False, with no change, if they are not there.
         """
+        matched = self.match(seq)
         fresh = self.needed(len(seq.tokens)) - len(matched)
         left = self.pool.available - self.pool.n_cached_of(matched)
         if fresh + spare > left:

@@ -40,12 +40,15 @@ class Siblings:
         seq.held_by = None
         return False
 
-    def hold_back(self, seq: Sequence, matched: list[int]) -> bool:
+    def hold_back(self, seq: Sequence) -> bool:
         """Hold ``seq`` back if its next reusable block is some running prefill's frontier.
 
         The owner becomes as urgent as the request that waits for it.
         """
-        limit = self._blocks.reusable(seq)
+        if not self._frontiers:
+            return False
+        limit = self._blocks.limit(seq)
+        matched = self._blocks.match(seq)
         common = len(matched)
         if common >= limit:
             return False
