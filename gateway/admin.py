@@ -1,0 +1,261 @@
+"""The admin listener: metrics, workers, and why a request would go where.
+
+It listens on its own address. Off loopback every route needs the admin token; on loopback it is
+checked as soon as one is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from hmac import compare_digest
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from gateway import work
+from gateway.app import GENERATE
+from gateway.config import GatewayConfig
+from gateway.decision import Reject, Route
+from gateway.exchange import Answer, ClientGone, Inbound, error_answer
+from gateway.httpserver import json_answer, json_body, read_body, whole
+from gateway.prompts import Prompts
+from gateway.router import Router
+from shared import openai
+from shared.blocks import GRANULE
+from shared.errors import (
+    ApiError,
+    BadRequest,
+    ConfigError,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    Unauthorized,
+)
+from shared.openai import RouteKind
+from shared.types import RequestId, WorkerId
+
+MAX_BODY = 64 * 2**20
+WORKERS = "/admin/workers"
+JSON = ("Content-Type", "application/json")
+
+
+class Fleet(Protocol):
+    """What of the feeds the admin routes can change."""
+
+    async def add_worker(self, url: str) -> WorkerId:
+        """Take a worker in by hand; raises ``BadRequest``."""
+        ...
+
+    def remove_worker(self, worker: WorkerId) -> bool:
+        """Let a worker go. False: unknown."""
+        ...
+
+
+Report = Callable[[], bytes]
+"""The hit-rate report as JSON. Blocks, so it is called in a thread; raises ``ApiError``."""
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach a listener on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_token(config: GatewayConfig) -> None:
+    """Raise ``ConfigError`` if the admin listener would be open to the network."""
+    listen = config.listen
+    if not listen.admin_token and not is_loopback(listen.admin_host):
+        raise ConfigError("listen.admin_token", "", "required when admin_host is not on loopback")
+
+
+class Admin:
+    """Handles the requests of the admin listener."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        prompts: Prompts,
+        fleet: Fleet,
+        registry: CollectorRegistry,
+        report: Report | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._router, self._prompts = config, router, prompts
+        self._fleet, self._registry, self._report, self._clock = fleet, registry, report, clock
+        self._token = config.listen.admin_token.encode()
+        self._log = structlog.get_logger("headwater.admin")
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; the server's entry point."""
+        try:
+            answer = await self._dispatch(request)
+        except ApiError as error:
+            answer = error_answer(error)
+        except ClientGone as error:
+            raise ConnectionResetError from error
+        except Exception:  # noqa: BLE001 - the edge: whatever it is, the caller gets JSON
+            self._log.exception("admin_request_failed", path=request.path)
+            answer = error_answer(InternalError("The gateway failed."))
+        return whole(answer)
+
+    async def _dispatch(self, request: web.BaseRequest) -> Answer:
+        self._authenticate(request)
+        path, method = request.rel_url.raw_path, request.method
+        if method in ("GET", "HEAD"):
+            return await self._get(path)
+        if method == "POST" and path == WORKERS:
+            return await self._add(json_body(await read_body(request, MAX_BODY)))
+        if method == "POST" and path == "/admin/explain":
+            return await self._explain(request)
+        worker, action = self._target(request)
+        if method == "DELETE" and not action:
+            return self._changed(worker, "removed", self._fleet.remove_worker(worker))
+        if method == "POST" and action == "drain":
+            return self._changed(worker, "draining", self._router.drain(worker, self._clock()))
+        if method == "POST" and action == "undrain":
+            return self._changed(worker, "ready", self._router.undrain(worker, self._clock()))
+        raise MethodNotAllowed(f"{method} is not possible here.")
+
+    def _authenticate(self, request: web.BaseRequest) -> None:
+        if not self._token:
+            return
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        sent = token.strip().encode("utf-8", "surrogateescape")
+        if scheme.lower() != "bearer" or not compare_digest(sent, self._token):
+            raise Unauthorized("The admin token is required.")
+
+    async def _get(self, path: str) -> Answer:
+        if path == "/metrics":
+            body = generate_latest(self._registry)
+            return Answer(200, body, [("Content-Type", CONTENT_TYPE_LATEST)])
+        if path == WORKERS:
+            workers = [asdict(status) for status in self._router.workers(self._clock())]
+            return json_answer({"workers": workers})
+        if path == "/admin/report":
+            if self._report is None:
+                raise NotFound("There is no ledger: [ledger] dir is not set.")
+            return Answer(200, await asyncio.to_thread(self._report), [JSON])
+        if path == "/health":
+            return json_answer({"status": "alive"})
+        raise NotFound("There is no such admin route.")
+
+    def _target(self, request: web.BaseRequest) -> tuple[WorkerId, str]:
+        """(worker, action) of ``/admin/workers/{id}[/action]``."""
+        path = request.rel_url.raw_path
+        if not path.startswith(f"{WORKERS}/"):
+            raise NotFound("There is no such admin route.")
+        rest = request.rel_url.path.removeprefix(f"{WORKERS}/")
+        for action in ("drain", "undrain"):
+            if rest.endswith(f"/{action}"):
+                return WorkerId(rest.removesuffix(f"/{action}")), action
+        return WorkerId(rest), ""
+
+    def _changed(self, worker: WorkerId, what: str, known: bool) -> Answer:
+        if not known:
+            raise NotFound(f"There is no worker '{worker}'.")
+        self._log.info("worker_changed", worker=worker, state=what)
+        return json_answer({"worker": worker, "state": what})
+
+    async def _add(self, body: dict[str, Any]) -> Answer:
+        url = body.get("url")
+        if not isinstance(url, str):
+            raise BadRequest("'url' must be a string.", param="url")
+        worker = await self._fleet.add_worker(url)
+        self._log.info("worker_changed", worker=worker, state="added")
+        return json_answer({"worker": worker, "state": "added"})
+
+    async def _explain(self, request: web.BaseRequest) -> Answer:
+        """How a request would be routed now; changes nothing."""
+        body = await read_body(request, MAX_BODY)
+        fields = json_body(body)
+        kind = self._kind(fields)
+        parsed = openai.parse(kind, body)
+        profile = self._router.profile(parsed.model) if parsed.model else None
+        prompt = await self._prompts.read(parsed, profile) if profile is not None else None
+        inbound = Inbound(
+            request_id=RequestId("explain"),
+            route=f"/v1/{'chat/completions' if kind is RouteKind.CHAT else 'completions'}",
+            target="",
+            headers=request.headers,
+            body=body,
+            arrived=self._clock(),
+            wall_at=0.0,
+        )
+        item = work.generation(inbound, parsed, prompt, self._config)
+        decision = self._router.explain(item.query, self._clock(), item.policy)
+        request_view: dict[str, Any] = {
+            "model": parsed.model,
+            "prompt_tokens": item.query.prompt_tokens,
+            "blocks": len(item.query.keys),
+            "block_tokens": GRANULE,
+        }
+        if profile is not None:
+            request_view["tokenizer"] = profile.tokenizer
+            request_view["tokenizer_missing"] = self._prompts.missing(profile)
+        return json_answer({"request": request_view, **_told(decision)})
+
+    @staticmethod
+    def _kind(fields: dict[str, Any]) -> RouteKind:
+        route = fields.get("route")
+        if route is None:
+            return RouteKind.CHAT if "messages" in fields else RouteKind.COMPLETIONS
+        kinds = {**GENERATE, **{kind.value: kind for kind in RouteKind}}
+        if not isinstance(route, str) or route not in kinds:
+            raise BadRequest(f"'route' must be one of {', '.join(kinds)}.", param="route")
+        return kinds[route]
+
+
+def _told(decision: Route | Reject) -> dict[str, Any]:
+    """The decision in JSON terms; ``parts`` add up to ``cost_s``."""
+    if isinstance(decision, Reject):
+        error = decision.error.body()["error"]
+        return {"choice": None, "reason": decision.reason, "reject": error, "workers": []}
+    workers = [
+        {
+            "id": scored.candidate.worker.id,
+            "state": scored.candidate.worker.state.value,
+            "trust": scored.candidate.worker.trust.value,
+            "matched_tokens": scored.candidate.matched_tokens,
+            "cost_s": scored.cost,
+            "parts": dict(scored.parts),
+            "inflight": scored.candidate.worker.inflight,
+        }
+        for scored in decision.order
+    ]
+    return {
+        "choice": decision.worker,
+        "policy": decision.policy,
+        "matched_tokens": decision.matched_tokens,
+        "predicted_ttft_s": decision.predicted_ttft_s,
+        "overlap": asdict(decision.overlap),
+        "reason": _why(decision),
+        "reject": None,
+        "workers": workers,
+    }
+
+
+def _why(route: Route) -> str:
+    """One sentence about the choice."""
+    best = max(scored.candidate.matched_tokens for scored in route.order)
+    if len(route.order) == 1:
+        return "the only worker that can take it"
+    if best == 0:
+        return f"no worker holds any of it: policy {route.policy} chose by load"
+    if route.matched_tokens == best:
+        return f"it holds the longest part of the prompt ({best} tokens) at the least cost"
+    return (
+        f"it is cheaper in all than the worker that holds {best} tokens "
+        f"(it holds {route.matched_tokens})"
+    )

@@ -1,0 +1,270 @@
+"""The public listener: who may call, which route it is, and one log line per request.
+
+Routes are matched on the exact path. Everything but ``OPEN`` needs a key once there are keys; that
+is checked before the route is looked up, so a new route cannot be left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hmac import compare_digest
+from secrets import token_hex
+from urllib.parse import unquote
+
+import structlog
+from aiohttp import web
+
+from gateway.config import ListenConfig
+from gateway.exchange import Answer, ClientGone, Inbound, error_answer
+from gateway.httpserver import WebClient, check_json, json_answer, read_body
+from gateway.pipeline import CLIENT_CLOSED, Pipeline
+from gateway.router import Router
+from gateway.telemetry import PrometheusSink
+from shared.errors import (
+    ApiError,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    NoCapacity,
+    NotFound,
+    Unauthorized,
+)
+from shared.openai import RouteKind
+from shared.types import RequestId
+
+OPEN = frozenset({"/health", "/ready"})
+"""Routes that need no key."""
+GENERATE = {
+    "/v1/chat/completions": RouteKind.CHAT,
+    "/v1/completions": RouteKind.COMPLETIONS,
+}
+RELAYED = frozenset(
+    {
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+OTHER_V1 = "/v1/*"
+MODELS = "/v1/models"
+MODEL = "/v1/models/{id}"
+READS = frozenset({*OPEN, MODELS, MODEL})
+OTHER = "other"
+"""Label of all paths that are no route."""
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a request can be served, why not, and what does not work as well as it could."""
+
+    ready: bool
+    reasons: list[str]
+    notes: list[str]
+
+
+def route_of(path: str) -> str:
+    """The documented name of a path's route; ``other`` if there is none."""
+    if path in GENERATE or path in RELAYED or path in READS:
+        return path
+    if path.startswith(f"{MODELS}/"):
+        return MODEL
+    if path.startswith("/v1/") and len(path) > len("/v1/"):
+        return OTHER_V1
+    return OTHER
+
+
+class App:
+    """Handles the requests of the public listener."""
+
+    def __init__(
+        self,
+        config: ListenConfig,
+        pipeline: Pipeline,
+        router: Router,
+        metrics: PrometheusSink,
+        readiness: Callable[[], Readiness],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pipeline, self._router, self._metrics = pipeline, router, metrics
+        self._readiness, self._clock = readiness, clock
+        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._max_body = int(config.max_body_mib * 2**20)
+        self._created = int(time.time())
+        self._log = structlog.get_logger("headwater.access")
+        self.busy = 0
+        """Requests being handled now."""
+        self.idle = asyncio.Event()
+        """Set while there are none."""
+        self.idle.set()
+        self.draining = False
+        """New requests are turned away."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; the server's entry point."""
+        route = route_of(request.rel_url.raw_path)
+        request_id = RequestId(f"req-{token_hex(12)}")
+        echo = request.headers.get("x-request-id", "")
+        echo = echo if _PLAIN_ID.fullmatch(echo) else request_id
+        inbound = Inbound(
+            request_id=request_id,
+            route=route,
+            target=request.rel_url.raw_path_qs,
+            headers=request.headers,
+            body=b"",
+            arrived=self._clock(),
+            wall_at=time.time(),
+        )
+        client = WebClient(request, [("x-request-id", echo)])
+        self.busy += 1
+        self.idle.clear()
+        try:
+            return await self._answered(request, inbound, client)
+        finally:
+            self.busy -= 1
+            if not self.busy:
+                self.idle.set()
+            self._tell(inbound, client.status or CLIENT_CLOSED)
+
+    async def _answered(
+        self, request: web.BaseRequest, inbound: Inbound, client: WebClient
+    ) -> web.StreamResponse:
+        close = False
+        try:
+            await self._dispatch(request, inbound, client)
+        except ApiError as error:
+            # An early answer may leave a body unread: the connection is of no use then.
+            close = error.status in (408, 413) or self.draining
+            await client.send(_with_hints(error_answer(error), error))
+        except ClientGone as error:
+            raise ConnectionResetError from error
+        except Exception:  # noqa: BLE001 - the edge: whatever it is, the client gets JSON
+            self._log.exception("request_failed", id=inbound.request_id, route=inbound.route)
+            if client.started:
+                client.abort()
+            else:
+                await client.send(error_answer(InternalError("The gateway failed.")))
+        response = client.response
+        if response is None:
+            raise ConnectionResetError("the client left")
+        if close:
+            response.force_close()
+        return response
+
+    async def _dispatch(
+        self, request: web.BaseRequest, inbound: Inbound, client: WebClient
+    ) -> None:
+        route, method = inbound.route, request.method
+        if route not in OPEN:
+            self._authenticate(request.headers)
+        if route == OTHER:
+            raise NotFound("There is no such route.")
+        if route in READS or (route == OTHER_V1 and method in ("GET", "HEAD")):
+            await client.send(self._read(route, request))
+            return
+        if method != "POST":
+            raise MethodNotAllowed("This route takes POST only.")
+        if self.draining:
+            raise NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
+        kind = GENERATE.get(route)
+        if kind is not None:
+            check_json(request.headers)
+        inbound.body = await read_body(request, self._max_body)
+        if kind is not None:
+            await self._pipeline.generate(inbound, kind, client)
+        else:
+            await self._pipeline.relay(inbound, client)
+
+    def _authenticate(self, headers: Mapping[str, str]) -> None:
+        if not self._keys:
+            return
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        sent = given.encode("utf-8", "surrogateescape")
+        # All keys are compared, so that the time does not tell which one was close.
+        if not sum(compare_digest(sent, key) for key in self._keys):
+            raise Unauthorized("A valid API key is required.")
+
+    def _read(self, route: str, request: web.BaseRequest) -> Answer:
+        if request.method not in ("GET", "HEAD"):
+            raise MethodNotAllowed("This route takes GET only.")
+        if route == "/health":
+            return json_answer({"status": "alive"})
+        if route == "/ready":
+            return self._ready()
+        if route == MODELS:
+            models = [self._model(name) for name in self._router.models()]
+            return json_answer({"object": "list", "data": models})
+        if route == MODEL:
+            name = unquote(request.rel_url.raw_path.removeprefix(f"{MODELS}/"))
+            if name not in self._router.models():
+                raise ModelNotFound("There is no such model.", param="model")
+            return json_answer(self._model(name))
+        raise NotFound("There is no such route.")
+
+    def _model(self, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "headwater",
+        }
+
+    def _ready(self) -> Answer:
+        if self.draining:
+            return json_answer({"status": "draining", "reasons": ["shutting down"]}, 503)
+        state = self._readiness()
+        body = {
+            "status": "ready" if state.ready else "unavailable",
+            "reasons": state.reasons,
+            "notes": state.notes,
+        }
+        return json_answer(body, 200 if state.ready else 503)
+
+    def _tell(self, inbound: Inbound, status: int) -> None:
+        """The access log and the request counter. Never what was asked or answered."""
+        self._metrics.request(inbound.route, inbound.model, status)
+        if inbound.route in OPEN:
+            return
+        record = inbound.record
+        fields: dict[str, object] = {}
+        if record is not None:
+            fields = {
+                "worker": record.worker,
+                "outcome": record.outcome.value,
+                "attempts": record.attempt,
+                "prompt_tokens": record.flow.prompt,
+                "cached_tokens": record.flow.delivered,
+                "output_tokens": record.output_tokens,
+                "ttft_s": _ms(record.ttft_s),
+            }
+        self._log.info(
+            "request",
+            id=inbound.request_id,
+            route=inbound.route,
+            model=inbound.model[:128],
+            status=status,
+            total_s=_ms(self._clock() - inbound.arrived),
+            **fields,
+        )
+
+
+def _with_hints(answer: Answer, error: ApiError) -> Answer:
+    if isinstance(error, Unauthorized):
+        answer.headers.append(("WWW-Authenticate", "Bearer"))
+    elif isinstance(error, MethodNotAllowed):
+        answer.headers.append(("Allow", "POST" if "POST" in error.message else "GET, HEAD"))
+    return answer
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

@@ -1,0 +1,158 @@
+"""One attempt: a worker's answer on its way to the client.
+
+Whatever fails before the first byte has reached the client leaves as :class:`AttemptFailed` (or
+:class:`UpstreamError`), and the pipeline may try another worker; what fails later is told to the
+client here. ``end`` releases the booking: as soon as the worker has done its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway import refusals
+from gateway.exchange import Answer, Client
+from gateway.records import Outcome
+from gateway.refusals import AttemptFailed
+from gateway.streaming import StreamTap, error_event
+from gateway.upstream import UpstreamBroken, UpstreamError, UpstreamResponse
+from gateway.work import Work
+from shared import openai
+from shared.openai import GenerateRequest, Usage
+from shared.sse import SseEventTooLarge
+
+SETTLE_S = 0.2
+"""How long a worker may take to end its answer after ``[DONE]`` to have its connection kept."""
+
+
+class EndAttempt(Protocol):
+    """Releases the booking of an attempt and keeps its record."""
+
+    def __call__(
+        self, item: Work, outcome: Outcome, status: int, usage: Usage | None = None
+    ) -> None:
+        """Does nothing if that has been done."""
+        ...
+
+
+async def deliver(
+    work: Work,
+    response: UpstreamResponse,
+    client: Client,
+    end: EndAttempt,
+    clock: Callable[[], float],
+) -> None:
+    """Pass one answer on. Raises :class:`AttemptFailed`, ``UpstreamError`` or ``ClientGone``."""
+    if not 200 <= response.status < 300:
+        body = await _read_all(response, refusals.MAX_ERROR_BYTES)
+        raise refusals.from_status(response.status, response.headers, body)
+    is_json = response.content_type == "application/json"
+    request = work.request
+    if request is not None and request.stream and not is_json:
+        await _stream(work, request, response, client, end, clock)
+    elif request is not None or is_json:
+        await _whole(work, response, client, end)
+    else:
+        await _verbatim(work, response, client, end)
+
+
+async def _whole(work: Work, response: UpstreamResponse, client: Client, end: EndAttempt) -> None:
+    """An answer that is passed on when all of it is there."""
+    body = await _read_all(response)
+    usage = None
+    if work.request is not None:
+        decoded = refusals.decode_json(body)
+        error = refusals.error_in(decoded)
+        if error is not None:
+            raise refusals.from_error_object(error)
+        usage = openai.read_usage(decoded)
+    end(work, Outcome.OK, response.status, usage)
+    await client.send(work.marked(Answer(response.status, body, response.headers)))
+
+
+async def _verbatim(
+    work: Work, response: UpstreamResponse, client: Client, end: EndAttempt
+) -> None:
+    """Bytes of a kind we do not look into. The head is held until the first of them."""
+    data = await response.read()
+    await client.start(response.status, work.mark(response.headers))
+    try:
+        while data:
+            await client.write(data)
+            data = await response.read()
+    except UpstreamError:
+        end(work, Outcome.UPSTREAM_ERROR, response.status)
+        client.abort()
+        return
+    end(work, Outcome.OK, response.status)
+    await client.finish()
+
+
+async def _stream(
+    work: Work,
+    request: GenerateRequest,
+    response: UpstreamResponse,
+    client: Client,
+    end: EndAttempt,
+    clock: Callable[[], float],
+) -> None:
+    """Held until the first content, then byte for byte."""
+    tap = work.tap = StreamTap(request)
+    failure = await _pump(work, tap, response, client, clock)
+    if failure is None:
+        end(work, Outcome.OK, response.status)
+        await client.finish()
+        await response.settle(SETTLE_S)
+    elif client.started:
+        end(work, Outcome.UPSTREAM_ERROR, response.status)
+        await client.write(error_event(failure.answer.body))
+        await client.finish()
+    else:
+        raise failure
+
+
+async def _pump(
+    work: Work,
+    tap: StreamTap,
+    response: UpstreamResponse,
+    client: Client,
+    clock: Callable[[], float],
+) -> AttemptFailed | None:
+    """Forward until the stream is over; says what went wrong, None if the answer is complete."""
+    broken: UpstreamError = UpstreamBroken("the worker ended its answer early")
+    try:
+        while not tap.over and (data := await response.read()):
+            await _forward(work, tap, tap.feed(data, clock()), response, client)
+    except UpstreamError as error:
+        broken = error
+    except SseEventTooLarge:
+        return refusals.from_upstream(UpstreamBroken("the worker sent an event beyond all limits"))
+    await _forward(work, tap, tap.end(clock()), response, client)
+    if tap.error is not None:
+        return refusals.from_error_object(tap.error)
+    # After the last choice has ended nothing is missing but the end mark, which ``end`` has added.
+    return None if tap.complete else refusals.from_upstream(broken)
+
+
+async def _forward(
+    work: Work, tap: StreamTap, data: bytes, response: UpstreamResponse, client: Client
+) -> None:
+    if not data:
+        return
+    if not client.started:
+        if work.lease is not None and tap.first_at is not None:
+            work.lease.first_token(tap.first_at)
+        await client.start(response.status, work.mark(response.headers))
+    await client.write(data)
+
+
+async def _read_all(response: UpstreamResponse, limit: int | None = None) -> bytes:
+    """The body, or its first part of about ``limit`` bytes."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await response.read():
+        pieces.append(piece)
+        size += len(piece)
+        if limit is not None and size >= limit:
+            break
+    return b"".join(pieces)

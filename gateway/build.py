@@ -1,0 +1,202 @@
+"""The composition root: the only place that picks implementations and wires them.
+
+config -> router (index, policies) <- feeds
+             ^
+app -> pipeline -> upstream          admin -> router, feeds, registry
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from secrets import token_hex
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+
+from gateway.admin import Admin, Report, check_token
+from gateway.app import App, Readiness
+from gateway.config import GatewayConfig, LedgerConfig
+from gateway.feeds import Feeds
+from gateway.httpserver import HttpServer, base_url, bound_port
+from gateway.index.table import PrefixTable
+from gateway.ledger import LedgerSink
+from gateway.pipeline import Parts, Pipeline
+from gateway.prompts import Prompts, WorkerBundles
+from gateway.router import Router
+from gateway.routing.catalogue import FACTORIES, make_policies
+from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
+from gateway.upstream import AiohttpUpstream, Timeouts
+from shared.errors import ConfigError, InternalError, NotFound
+
+POLL_S = 0.02
+"""How often a first worker is looked for."""
+CUT_S = 2.0
+"""After the time to drain, how long clients have to take their error event."""
+TOKENIZER_S = 10.0
+"""How long the first ``ready`` waits for tokenizers that are being loaded."""
+
+
+class Gateway:
+    """One gateway: two listeners and what is behind them."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Wire all parts; needs a running event loop.
+
+        :raises ConfigError: the configuration cannot work.
+        """
+        check_token(config)
+        _check_policy(config)
+        self._config = config
+        self._log = structlog.get_logger("headwater.gateway")
+        rng = Random()
+        index = PrefixTable(config.routing.index_max_blocks, rng)
+        self.router = Router(index, make_policies(config.routing), config.routing, rng)
+        self.feeds = Feeds(self.router, config, gateway_id=f"gw-{token_hex(8)}")
+        self._ledger = _open_ledger(config)
+        self.upstream = AiohttpUpstream()
+        timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
+        bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
+        self.prompts = Prompts(config.render, config.deployment.hash_key, bundles)
+        self.registry = CollectorRegistry()
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library
+        ProcessCollector(registry=self.registry)
+        self.registry.register(FleetCollector(self.router, self.feeds.stats))
+        metrics = PrometheusSink(
+            self.registry, lambda model: self.router.profile(model) is not None
+        )
+        sinks: list[RecordSink] = [metrics]
+        if self._ledger is not None:
+            sinks.append(self._ledger)
+        self.pipeline = Pipeline(
+            Parts(
+                router=self.router,
+                prompts=self.prompts,
+                upstream=self.upstream,
+                metrics=metrics,
+                sinks=sinks,
+                config=config,
+                suspect=self.feeds.suspect,
+            )
+        )
+        self.app = App(config.listen, self.pipeline, self.router, metrics, self.readiness)
+        report = _report(config.ledger, self._ledger) if self._ledger is not None else None
+        self.admin = Admin(config, self.router, self.prompts, self.feeds, self.registry, report)
+        self._listeners: dict[str, tuple[HttpServer, asyncio.Server]] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL of the public listener, once started."""
+        return base_url(self._config.listen.host, bound_port(self._listeners["listen.port"][1]))
+
+    @property
+    def admin_url(self) -> str:
+        """Base URL of the admin listener, once started."""
+        listener = self._listeners["listen.admin_port"][1]
+        return base_url(self._config.listen.admin_host, bound_port(listener))
+
+    async def start(self) -> None:
+        """Listen and begin to look for workers; waits for nobody.
+
+        :raises ConfigError: a port is taken.
+        """
+        listen = self._config.listen
+        public, admin = HttpServer(self.app.handle), HttpServer(self.admin.handle)
+        await self._bind("listen.port", public, listen.host, listen.port)
+        await self._bind("listen.admin_port", admin, listen.admin_host, listen.admin_port)
+        self._watch = asyncio.create_task(self.prompts.watch(self.router), name="prompts")
+        await self.feeds.start()
+
+    async def _bind(self, key: str, server: HttpServer, host: str, port: int) -> None:
+        try:
+            self._listeners[key] = (server, await server.listen(host, port))
+        except OSError as error:
+            reason = f"cannot listen there: {error.strerror or error}"
+            raise ConfigError(key, port, reason) from error
+
+    def readiness(self) -> Readiness:
+        """For ``/ready``: workers decide; Redis and tokenizers are only told about."""
+        ready, reasons = self.router.ready()
+        notes: list[str] = []
+        stats = self.feeds.stats
+        if stats.redis_configured and not stats.redis_up:
+            notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
+        for model in self.router.models():
+            profile = self.router.profile(model)
+            missing = self.prompts.missing(profile) if profile is not None else None
+            if missing is not None:
+                notes.append(f"{model}: {missing}")
+        return Readiness(ready, reasons, notes)
+
+    def _is_model(self, name: str) -> bool:
+        return self.router.profile(name) is not None
+
+    async def until_ready(self) -> None:
+        """Wait for a worker that can take requests, and a moment for its tokenizer."""
+        while not self.router.ready()[0]:  # noqa: ASYNC110 - the router is pure: it can be asked only
+            await asyncio.sleep(POLL_S)
+        for model in self.router.models():
+            profile = self.router.profile(model)
+            if profile is not None:
+                self.prompts.want(profile)
+        await self.prompts.settled(TOKENIZER_S)
+
+    async def drain(self) -> None:
+        """Turn new requests away; wait for running ones; end those that take too long."""
+        self.app.draining = True
+        self._log.info("draining", running=self.app.busy, drain_s=self._config.listen.drain_s)
+        await self._until_idle(self._config.listen.drain_s)
+        if self.app.busy:
+            self._log.warning("drain_time_over", running=self.app.busy)
+            self.pipeline.abort_all()
+            await self._until_idle(CUT_S)
+
+    async def _until_idle(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.app.idle.wait()
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Stop everything, however far ``start`` came."""
+        if self._watch is not None:
+            self._watch.cancel()
+        for server, listener in self._listeners.values():
+            listener.close()
+            await server.shutdown(0.5)
+        await self.feeds.stop()
+        await self.prompts.close()
+        await self.upstream.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
+
+
+def _check_policy(config: GatewayConfig) -> None:
+    if config.routing.policy not in FACTORIES:
+        known = ", ".join(FACTORIES)
+        raise ConfigError("routing.policy", config.routing.policy, f"must be one of {known}")
+
+
+def _open_ledger(config: GatewayConfig) -> LedgerSink | None:
+    """The ledger's files are named by the port, so that a restarted gateway goes on in its own."""
+    if not config.ledger.dir:
+        return None
+    return LedgerSink(config.ledger, str(config.listen.port or token_hex(4)))
+
+
+def _report(config: LedgerConfig, ledger: LedgerSink) -> Report:
+    def report() -> bytes:
+        # Imported on first use: it brings in DuckDB, which a gateway at work never needs.
+        from gateway.report import EmptyLedger, LedgerError, summarise, to_json
+
+        ledger.flush()
+        try:
+            return to_json(summarise([config.dir])).encode()
+        except EmptyLedger:
+            raise NotFound("The ledger holds no record yet.") from None
+        except LedgerError as error:
+            raise InternalError(f"The ledger cannot be summed up: {error}") from error
+
+    return report

@@ -1,0 +1,123 @@
+"""``headwater gateway``: one gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.config import GatewayConfig
+from shared.settings import load
+
+app = typer.Typer()
+
+EXIT_AT_ONCE = 130
+
+
+@app.command(
+    epilog="Example: headwater gateway --workers http://10.0.0.1:8000,http://10.0.0.2:8000 "
+    "--redis redis://10.0.0.9:6379/0"
+)
+def gateway(
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="TOML file; see docs/configuration.md.")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Base URLs of workers, with commas between them.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the public listener.")] = None,
+    port: Annotated[int | None, typer.Option(help="Its port; 0 takes a free one.")] = None,
+    admin_host: Annotated[str | None, typer.Option(help="Address of the admin listener.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Its port; 0 takes a free one.")] = None,
+    redis: Annotated[
+        str | None, typer.Option(help="URL of the shared index; none works without.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Routing policy (default: cost).")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="Folder for the records that `headwater report` reads.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve an OpenAI-compatible endpoint in front of workers. SIGTERM drains, then exits."""
+    flags = {
+        "workers.urls": workers,
+        "listen.host": host,
+        "listen.port": port,
+        "listen.admin_host": admin_host,
+        "listen.admin_port": admin_port,
+        "redis.url": redis,
+        "routing.policy": policy,
+        "ledger.dir": ledger,
+        "log.level": log_level,
+    }
+    settings = load(GatewayConfig, file=config, env=os.environ, flags=flags)
+    raise typer.Exit(run(settings))
+
+
+def run(config: GatewayConfig) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ``ConfigError``."""
+    import uvloop
+
+    from shared.logs import configure
+
+    configure(config.log)
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: GatewayConfig) -> int:
+    from gateway.build import Gateway
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop)
+    server = Gateway(config)
+    try:
+        await server.start()
+        _say(f"listening {server.url}")
+        announce = asyncio.create_task(_announce(server), name="announce")
+        await stop.wait()
+        announce.cancel()
+        await server.drain()
+    finally:
+        await server.close()
+    return 0
+
+
+async def _announce(server: object) -> None:
+    from gateway.build import Gateway
+
+    assert isinstance(server, Gateway)
+    await server.until_ready()
+    _say(f"ready {server.url}")
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    """The first signal drains; a second one does not wait for anything."""
+    if stop.is_set():
+        os._exit(EXIT_AT_ONCE)
+    stop.set()
+
+
+def _say(text: str) -> None:
+    """A line for whoever started us; that nobody reads it is no reason to stop."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def _raise_file_limit() -> None:
+    """Each request may need two sockets; the usual soft limit of 1024 is soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,221 @@
+"""The web server's edge: aiohttp's low-level server with OpenAI-shaped errors and firm limits.
+
+Limits on slow clients: a request head must be complete ``HEAD_S`` after the connection was made or
+the last answer was sent; a body may pause for ``BODY_S``, plus a second for each ``BODY_RATE``
+bytes that have come. Answers are not limited by these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+
+from gateway.exchange import Answer, ClientGone, Headers, error_answer
+from shared.errors import (
+    ApiError,
+    BadRequest,
+    InternalError,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+)
+
+HEAD_S = 30.0
+"""Also how long an idle connection is kept."""
+BODY_S = 20.0
+BODY_RATE = 64 * 1024
+LINGER_S = 5.0
+"""After an early answer, how long the rest of a body is read and thrown away."""
+BACKLOG = 4096
+SERVER = "headwater"
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class RequestTimeout(ApiError):
+    """408: the body did not come in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
+class JsonErrorHandler(web.RequestHandler):
+    """One connection; what is no HTTP is answered in JSON as well."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """An error before or beside our own handler. Never quotes what the client sent."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        error: ApiError = InternalError("The gateway failed.")
+        if status < 500:
+            error = BadRequest("The request is not valid HTTP.")
+        response = whole(error_answer(error))
+        response.force_close()
+        return response
+
+
+class HttpServer(web.Server):
+    """A protocol factory for ``loop.create_server``; a client that leaves cancels its handler."""
+
+    def __init__(self, handler: Handler) -> None:
+        """Needs a running event loop."""
+        super().__init__(handler, handler_cancellation=True)
+
+    def __call__(self) -> JsonErrorHandler:
+        """Called for each new connection."""
+        return JsonErrorHandler(
+            self,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=HEAD_S,
+            lingering_time=LINGER_S,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp takes None, its annotation does not
+            auto_decompress=False,
+            max_field_size=32_768,
+        )
+
+    async def listen(self, host: str, port: int) -> asyncio.Server:
+        """Bind; raises ``OSError``. Port 0 takes a free one."""
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(self, host, port, backlog=BACKLOG)
+
+
+def bound_port(server: asyncio.Server) -> int:
+    """The port that a listener got."""
+    return int(server.sockets[0].getsockname()[1])
+
+
+def base_url(host: str, port: int) -> str:
+    """How a listener is reached from this machine."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown.strip("[]") else f"http://{shown}:{port}"
+
+
+def whole(answer: Answer) -> web.Response:
+    """The web server's form of a whole answer."""
+    headers = CIMultiDict(answer.headers)
+    headers.setdefault("Server", SERVER)
+    return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+
+def json_answer(body: object, status: int = 200) -> Answer:
+    """A JSON answer."""
+    return Answer(status, msgspec.json.encode(body), [("Content-Type", "application/json")])
+
+
+class WebClient:
+    """``exchange.Client`` over aiohttp's server."""
+
+    def __init__(self, request: web.BaseRequest, extra: Headers) -> None:
+        """``extra`` goes into each answer's head."""
+        self._request, self._extra = request, extra
+        self.response: web.StreamResponse | None = None
+        """What the handler returns to the server."""
+        self.started = False
+        self.status = 0
+
+    async def send(self, answer: Answer) -> None:
+        """See :class:`gateway.exchange.Client`; the server writes it when the handler returns."""
+        self.status = answer.status
+        self.response = whole(Answer(answer.status, answer.body, answer.headers + self._extra))
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        response = web.StreamResponse(status=status, headers=CIMultiDict(headers + self._extra))
+        response.headers.setdefault("Server", SERVER)
+        if self._request.version >= (1, 1):
+            response.enable_chunked_encoding()
+        else:
+            response.force_close()
+        self.response, self.status, self.started = response, status, True
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    async def write(self, data: bytes) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        assert self.response is not None
+        try:
+            await self.response.write(data)
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    async def finish(self) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        assert self.response is not None
+        try:
+            await self.response.write_eof()
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    def abort(self) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def check_json(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is not declared as plain JSON."""
+    kind = headers.get("Content-Type", "").split(";", 1)[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        shown = f"not '{kind[:100]}'" if kind else "but there is none"
+        raise UnsupportedMediaType(f"The content type must be application/json, {shown}.")
+    encoding = headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(f"The content encoding '{encoding[:100]}' is not supported.")
+
+
+async def read_body(request: web.BaseRequest, limit: int) -> bytes:
+    """The whole body; at most ``limit`` bytes are ever held.
+
+    Raises :class:`PayloadTooLarge`, :class:`RequestTimeout`, ``BadRequest`` for broken framing, and
+    :class:`ClientGone`.
+    """
+    too_large = PayloadTooLarge(f"The body is larger than the limit of {limit} bytes.")
+    if request.content_length is not None and request.content_length > limit:
+        raise too_large
+    content = request.content
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    pieces: list[bytes] = []
+    size = 0
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    try:
+        while not content.at_eof():
+            if content.is_eof():
+                piece: bytes = content.read_nowait(-1)
+            else:
+                async with asyncio.timeout_at(begun + BODY_S + size / BODY_RATE):
+                    piece = await content.readany()
+            size += len(piece)
+            if size > limit:
+                raise too_large
+            pieces.append(piece)
+    except TimeoutError:
+        raise RequestTimeout("The body did not come in time.") from None
+    except web.RequestPayloadError:
+        raise BadRequest("The body's framing is broken.") from None
+    except ConnectionError as error:
+        raise ClientGone from error
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def json_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; raises ``BadRequest``."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise BadRequest("The body must be a JSON object.") from None

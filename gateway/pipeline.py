@@ -1,0 +1,237 @@
+"""Read me first: the story of a request.
+
+    parse -> render, encode, hash -> decide -> begin -> attempt -> deliver -> finish
+
+(The web server around it, ``app.py``, has authenticated the caller and read the body.)
+
+- Work is booked when a worker is chosen (``Router.begin``) and released exactly once per attempt
+  (``_end``), on every way out: answered, refused, broken, late, client gone, shut down.
+- While no byte of an answer has been sent, a failed attempt is followed by another on a worker that
+  was not tried yet, at most ``routing.retries`` times and within the retry budget. 4xx answers are
+  the client's own and are never retried. After the first byte a failure becomes an error event.
+- The body goes out as it came; the only edit is the splice that asks for usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway import attempt, refusals, work
+from gateway.config import GatewayConfig
+from gateway.decision import AttemptEnd, Reject, Route
+from gateway.exchange import Client, ClientGone, Inbound, error_answer
+from gateway.prompts import Prompts
+from gateway.records import Outcome, RequestRecord
+from gateway.refusals import AttemptFailed
+from gateway.retries import RetryBudget
+from gateway.router import Router
+from gateway.streaming import error_event
+from gateway.telemetry import PrometheusSink, RecordSink
+from gateway.upstream import Timeouts, Upstream, UpstreamError
+from gateway.work import Work
+from shared import openai
+from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity
+from shared.openai import RouteKind, Usage
+from shared.types import WorkerId
+
+CLIENT_CLOSED = 499
+"""Status in records for a client that left before it had its answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a pipeline is made of."""
+
+    router: Router
+    prompts: Prompts
+    upstream: Upstream
+    metrics: PrometheusSink
+    sinks: Sequence[RecordSink]
+    """Each gets every record; ``metrics`` is one of them."""
+    config: GatewayConfig
+    suspect: Callable[[WorkerId], None] = lambda worker: None
+    """Told about a worker that gave no answer."""
+    clock: Callable[[], float] = time.monotonic
+    budget: RetryBudget = field(default_factory=RetryBudget)
+
+
+class Pipeline:
+    """Serves requests one by one; holds no state but the running ones."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._router, self._prompts, self._upstream = parts.router, parts.prompts, parts.upstream
+        self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
+        self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
+        workers = parts.config.workers
+        self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
+        self._running: set[Work] = set()
+
+    async def generate(self, inbound: Inbound, kind: RouteKind, client: Client) -> None:
+        """A chat or text completion. Raises :class:`ApiError` if it reached no worker."""
+        begun = self._clock()
+        request = openai.parse(kind, inbound.body)
+        self._metrics.decision("parse", self._clock() - begun)
+        if request.model is None:
+            raise BadRequest("'model' is required.", param="model", code="model_not_found")
+        inbound.model = request.model
+        profile = self._router.profile(request.model)
+        prompt = await self._prompts.read(request, profile) if profile is not None else None
+        if prompt is not None and prompt.n_tokens:
+            self._metrics.decision("tokenize", prompt.seconds)
+        await self._run(work.generation(inbound, request, prompt, self._config), client)
+
+    async def relay(self, inbound: Inbound, client: Client) -> None:
+        """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
+        item = work.relayed(inbound, self._router.models(), self._config)
+        inbound.model = item.query.model
+        await self._run(item, client)
+
+    def abort_all(self) -> None:
+        """End all running answers with an error (the time to drain is over)."""
+        for item in list(self._running):
+            item.aborted = True
+            if item.task is not None:
+                item.task.cancel()
+
+    async def _run(self, item: Work, client: Client) -> None:
+        """All attempts of one request, and every way out of them."""
+        item.task = asyncio.current_task()
+        self._running.add(item)
+        self._budget.request()
+        try:
+            async with asyncio.timeout(item.timeout_s):
+                await self._attempts(item, client)
+        except TimeoutError:
+            late = DeadlineExceeded(f"No complete answer within {item.timeout_s:g} s.")
+            await self._fail(item, client, late, Outcome.DEADLINE)
+        except ClientGone:
+            self._end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
+        except asyncio.CancelledError:
+            if not item.aborted or item.task is None:
+                self._end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
+                raise
+            item.task.uncancel()
+            stop = NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
+            await self._fail(item, client, stop, Outcome.DEADLINE)
+        finally:
+            # Still open only after an error that nobody foresaw, which is not the worker's.
+            self._end(item, Outcome.CLIENT_GONE, 500)
+            self._running.discard(item)
+
+    async def _attempts(self, item: Work, client: Client) -> None:
+        route = self._decide(item)
+        if isinstance(route, Reject):
+            raise self._rejected(item, route)
+        self._metrics.overhead(self._clock() - item.inbound.arrived)
+        while True:
+            number = len(item.tried) + 1
+            item.attempt(route, self._router.begin(route, self._clock(), attempt=number))
+            failure = await self._attempt(item, client)
+            if failure is None:
+                return
+            another = self._another(item, failure)
+            self._end(item, failure.outcome, failure.answer.status, final=another is None)
+            if another is None:
+                await client.send(item.marked(failure.answer))
+                return
+            self._metrics.retry(failure.reason)
+            route = another
+
+    async def _attempt(self, item: Work, client: Client) -> AttemptFailed | None:
+        """One attempt; None if the client has an answer (be it one that ends in an error event)."""
+        assert item.lease is not None
+        call = self._upstream.open(
+            item.lease.url, item.path, item.headers, item.body, timeouts=self._timeouts
+        )
+        try:
+            async with call as response:
+                await attempt.deliver(item, response, client, self._end, self._clock)
+        except UpstreamError as error:
+            self._suspect(item.lease.worker)
+            return refusals.from_upstream(error)
+        except AttemptFailed as failure:
+            if not failure.retry:  # a refusal shows that the worker is alive
+                self._budget.success()
+            return failure
+        self._budget.success()
+        return None
+
+    def _decide(self, item: Work) -> Route | Reject:
+        begun = self._clock()
+        try:
+            decision = self._router.decide(
+                item.query, begun, policy=item.policy, exclude=item.tried
+            )
+        except KeyError:
+            reason = f"There is no policy '{item.policy}'."
+            raise BadRequest(reason, param="x-headwater-policy") from None
+        self._metrics.decision("rank", self._clock() - begun)
+        return decision
+
+    def _rejected(self, item: Work, reject: Reject) -> ApiError:
+        inbound, error = item.inbound, reject.error
+        if error.status >= 429:
+            self._metrics.shed(reject.reason)
+        record = self._router.reject_record(
+            item.query, inbound.route, error, self._clock(), inbound.wall_at
+        )
+        self._keep(item, record)
+        return error
+
+    def _another(self, item: Work, failure: AttemptFailed) -> Route | None:
+        """The route of one more attempt, if there may be one."""
+        if not failure.retry or len(item.tried) > self._config.routing.retries:
+            return None
+        if not self._budget.take(len(self._running)):
+            return None
+        decision = self._decide(item)
+        return decision if isinstance(decision, Route) else None
+
+    async def _fail(self, item: Work, client: Client, error: ApiError, outcome: Outcome) -> None:
+        """Tell a client why its answer does not go on."""
+        self._end(item, outcome, error.status)
+        answer = error_answer(error)
+        try:
+            if not client.started:
+                await client.send(item.marked(answer))
+            elif item.tap is not None:
+                await client.write(error_event(answer.body))
+                await client.finish()
+            else:
+                client.abort()
+        except ClientGone:
+            return
+
+    def _end(
+        self,
+        item: Work,
+        outcome: Outcome,
+        status: int,
+        usage: Usage | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
+        """Release the attempt's booking and keep its record; nothing if that has been done."""
+        lease, item.lease = item.lease, None
+        if lease is None:
+            return
+        tap = item.tap
+        end = AttemptEnd(
+            outcome=outcome,
+            status=status,
+            usage=tap.usage if tap is not None else usage,
+            output_tokens=tap.content_events if tap is not None else 0,
+            itl_s=tap.itl_s if tap is not None else None,
+            final=final,
+            route=item.inbound.route,
+            wall_at=item.inbound.wall_at,
+        )
+        self._keep(item, lease.finish(end, self._clock()))
+
+    def _keep(self, item: Work, record: RequestRecord) -> None:
+        item.inbound.record = record
+        for sink in self._sinks:
+            sink.record(record)

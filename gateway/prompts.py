@@ -1,0 +1,215 @@
+"""From requests to hash chains, with the tokenizer that the workers themselves use.
+
+A tokenizer is loaded once per fingerprint, in the background: from ``render.tokenizers`` if the
+model is named there, else from a worker. Until it is there (or if it cannot be had) requests are
+routed without keys, by load; nobody waits for it. A failed load is tried again after a pause, never
+per request. Workers that name no tokenizer are known by blocks of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from gateway.config import RenderConfig
+from gateway.decision import ModelProfile
+from gateway.router import Router
+from gateway.upstream import Timeouts, Upstream, UpstreamError
+from shared.blocks import Scope
+from shared.bundle import TokenizerBundle, decode_bundle, load_bundle
+from shared.errors import HeadwaterError
+from shared.openai import GenerateRequest
+from shared.render import Renderer
+from shared.textchain import TextChain
+from shared.types import BlockKey
+
+RETRY_LOAD_S = 10.0
+"""Pause after a tokenizer could not be loaded."""
+WATCH_S = 0.25
+"""How soon a new model's tokenizer is asked for."""
+MAX_BUNDLE_BYTES = 256 * 2**20
+TEXT = "text"
+"""Takes the tokenizer's place in the hash scope of blocks of text."""
+
+
+class TokenizerUnavailable(HeadwaterError):
+    """The tokenizer cannot be had now; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What routing needs to know of a prompt; empty while its tokenizer is being loaded."""
+
+    keys: Sequence[BlockKey] = ()
+    n_tokens: int = 0
+    """0 = not counted."""
+    seconds: float = 0.0
+    """Time spent on rendering, encoding and hashing."""
+
+
+class BundleSource(Protocol):
+    """Where a tokenizer bundle comes from."""
+
+    async def fetch(self, profile: ModelProfile) -> TokenizerBundle:
+        """Raises :class:`TokenizerUnavailable`."""
+        ...
+
+
+class WorkerBundles:
+    """Asks the workers of a model, one after the other."""
+
+    def __init__(
+        self, router: Router, upstream: Upstream, timeouts: Timeouts, api_key: str
+    ) -> None:
+        self._router, self._upstream, self._timeouts = router, upstream, timeouts
+        self._headers = [("Authorization", f"Bearer {api_key}")] if api_key else []
+
+    async def fetch(self, profile: ModelProfile) -> TokenizerBundle:
+        """See :class:`BundleSource`."""
+        reason = "no worker"
+        for worker in profile.workers:
+            url = self._router.worker_url(worker)
+            if url is None:
+                continue
+            try:
+                bundle = await self._fetch_from(url)
+            except (UpstreamError, TokenizerUnavailable) as error:
+                reason = str(error)
+                continue
+            if bundle.fingerprint == profile.tokenizer:
+                return bundle
+            reason = f"{worker} serves another tokenizer than it announces"
+        raise TokenizerUnavailable(reason)
+
+    async def _fetch_from(self, url: str) -> TokenizerBundle:
+        call = self._upstream.open(
+            url, "/headwater/tokenizer", self._headers, b"", timeouts=self._timeouts, method="GET"
+        )
+        async with call as response:
+            if response.status != 200:
+                raise TokenizerUnavailable(f"status {response.status}")
+            pieces: list[bytes] = []
+            size = 0
+            while piece := await response.read():
+                size += len(piece)
+                if size > MAX_BUNDLE_BYTES:
+                    raise TokenizerUnavailable("the tokenizer is too large")
+                pieces.append(piece)
+        try:
+            return decode_bundle(b"".join(pieces))
+        except ValueError as error:
+            raise TokenizerUnavailable(f"the worker's tokenizer is not readable: {error}") from None
+
+
+class Prompts:
+    """Keeps one :class:`Renderer` per tokenizer and turns requests into keys."""
+
+    def __init__(
+        self,
+        config: RenderConfig,
+        hash_key: bytes,
+        source: BundleSource,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._hash_key, self._source, self._clock = config, hash_key, source, clock
+        self._log = structlog.get_logger("headwater.prompts")
+        self._renderers: dict[str, Renderer] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
+        # One thread: long encodes queue behind each other instead of taking all cores.
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
+
+    async def read(self, request: GenerateRequest, profile: ModelProfile) -> Prompt:
+        """Keys and length of a prompt.
+
+        Never waits for a tokenizer. Raises ``BadRequest`` if the model's template refuses the
+        messages.
+        """
+        renderer: Renderer | TextChain | None = TextChain()
+        if profile.tokenizer:
+            renderer = self._renderers.get(profile.tokenizer)
+        if renderer is None:
+            self.want(profile)
+            return Prompt()
+        begun = self._clock()
+        tokenizer = profile.tokenizer or TEXT
+        scope = Scope(profile.canonical, tokenizer, salt=request.cache_salt or "")
+        root = scope.root(self._hash_key)
+        if renderer.new_text_bytes(request) > self._config.offload_bytes:
+            loop = asyncio.get_running_loop()
+            chain = await loop.run_in_executor(self._threads, renderer.chain, request, root)
+        else:
+            chain = renderer.chain(request, root)
+        return Prompt(chain.keys, chain.n_tokens, self._clock() - begun)
+
+    def want(self, profile: ModelProfile) -> None:
+        """Begin to load a model's tokenizer unless that has been done, or failed just now."""
+        name = profile.tokenizer
+        if not name or name in self._renderers or name in self._loading:
+            return
+        failed = self._failed.get(name)
+        if failed is not None and self._clock() - failed[0] < RETRY_LOAD_S:
+            return
+        self._loading[name] = asyncio.create_task(self._load(profile), name="load tokenizer")
+
+    async def watch(self, router: Router) -> None:
+        """Ask for the tokenizers of all models, also of those that join later. Never returns."""
+        while True:
+            for model in router.models():
+                profile = router.profile(model)
+                if profile is not None:
+                    self.want(profile)
+            await asyncio.sleep(WATCH_S)
+
+    def missing(self, profile: ModelProfile) -> str | None:
+        """Why prompts of this model have no keys; None if they have."""
+        if not profile.tokenizer:
+            return "the workers name no tokenizer: blocks of text are used"
+        if profile.tokenizer in self._renderers:
+            return None
+        failed = self._failed.get(profile.tokenizer)
+        return failed[1] if failed is not None else "the tokenizer is being loaded"
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until all loads in progress have ended, at most ``timeout_s``."""
+        if self._loading:
+            await asyncio.wait(self._loading.values(), timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Stop loading; waits for no thread."""
+        for task in list(self._loading.values()):
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _load(self, profile: ModelProfile) -> None:
+        name = profile.tokenizer
+        try:
+            bundle = await self._bundle(profile)
+            cache_bytes = int(self._config.cache_mib * 2**20)
+            renderer = await asyncio.to_thread(Renderer, bundle, cache_bytes)
+        except (HeadwaterError, ValueError, OSError) as error:
+            self._failed[name] = (self._clock(), str(error))
+            self._log.warning("tokenizer_unavailable", model=profile.canonical, reason=str(error))
+        else:
+            self._renderers[name] = renderer
+            self._failed.pop(name, None)
+            self._log.info("tokenizer_ready", model=profile.canonical, fingerprint=name)
+        finally:
+            del self._loading[name]
+
+    async def _bundle(self, profile: ModelProfile) -> TokenizerBundle:
+        path = self._config.tokenizers.get(profile.canonical)
+        if path is None:
+            return await self._source.fetch(profile)
+        bundle = await asyncio.to_thread(load_bundle, path)
+        if bundle.fingerprint == profile.tokenizer:
+            return bundle
+        # Keys made with another tokenizer would never meet the workers': theirs is the right one.
+        self._log.warning("tokenizer_differs", model=profile.canonical, configured=path)
+        return await self._source.fetch(profile)

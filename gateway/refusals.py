@@ -1,0 +1,131 @@
+"""Workers' error answers in the shape that OpenAI clients expect. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.exchange import Answer, Headers, error_answer
+from gateway.records import Outcome
+from gateway.upstream import (
+    UpstreamConnectError,
+    UpstreamError,
+    UpstreamRefused,
+    UpstreamTimeout,
+)
+from shared.errors import ApiError, DeadlineExceeded, NoCapacity, UpstreamFailed
+
+MAX_ERROR_BYTES = 1 << 20
+"""More of an error answer is not read."""
+_MESSAGE_CHARS = 2000
+_JSON = ("Content-Type", "application/json")
+
+
+@dataclass(slots=True, eq=False)
+class AttemptFailed(Exception):
+    """An attempt ended before a byte reached the client."""
+
+    answer: Answer
+    """What the client gets if there is no further attempt."""
+    reason: str
+    """``connect broken timeout error refused``, or ``status_5xx``: fit for a metric label."""
+    outcome: Outcome = Outcome.UPSTREAM_ERROR
+    retry: bool = True
+
+
+def from_upstream(error: UpstreamError) -> AttemptFailed:
+    """A call without an answer: 503 if nobody saw the request, 504 after silence, else 502."""
+    if isinstance(error, UpstreamConnectError | UpstreamRefused):
+        shown: ApiError = NoCapacity(f"No worker can be reached: {error}.", retry_after_s=1.0)
+        return AttemptFailed(error_answer(shown), "connect")
+    if isinstance(error, UpstreamTimeout):
+        return AttemptFailed(error_answer(DeadlineExceeded(f"{_sentence(error)}.")), "timeout")
+    return AttemptFailed(error_answer(UpstreamFailed(f"{_sentence(error)}.")), "broken")
+
+
+def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:
+    """An answer with an error status. 4xx is the client's and final; 5xx may be retried.
+
+    A body in the OpenAI shape passes as it is, anything else is put into it.
+    """
+    kept = [(name, value) for name, value in headers if name.lower() == "retry-after"]
+    if status < 400:  # a redirect, or an interim answer: no answer to a POST
+        shown = UpstreamFailed(f"The worker answered with status {status}.")
+        return AttemptFailed(error_answer(shown), "error")
+    shaped = body if _is_shaped(body) else _shape(status, _message_of(status, body))
+    answer = Answer(status, shaped, [_JSON, *kept])
+    if status < 500:
+        return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
+    return AttemptFailed(answer, "status_5xx")
+
+
+def from_error_object(error: dict[str, Any]) -> AttemptFailed:
+    """An error that came with status 200: as the only content of a stream, or as a JSON answer."""
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else UpstreamFailed.status
+    answer = Answer(status, event_body(error), [_JSON])
+    if status < 500:
+        return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
+    return AttemptFailed(answer, "error")
+
+
+def event_body(error: dict[str, Any]) -> bytes:
+    """A worker's error object with all fields that clients look for."""
+    message = error.get("message")
+    body = {
+        **error,
+        "message": message if isinstance(message, str) and message else "The worker failed.",
+        "type": error.get("type") or "server_error",
+        "param": error.get("param"),
+        "code": error.get("code"),
+    }
+    return msgspec.json.encode({"error": body})
+
+
+def error_in(body: object) -> dict[str, Any] | None:
+    """The error object of a decoded JSON answer."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if error is None:
+        return None
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def decode_json(body: bytes) -> object:
+    """The decoded body; None if it is no JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _is_shaped(body: bytes) -> bool:
+    decoded = decode_json(body)
+    error = decoded.get("error") if isinstance(decoded, dict) else None
+    return isinstance(error, dict) and isinstance(error.get("message"), str)
+
+
+def _message_of(status: int, body: bytes) -> str:
+    decoded = decode_json(body)
+    if isinstance(decoded, dict):
+        for name in ("message", "detail", "error"):
+            value = decoded.get(name)
+            if value:
+                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+                return text[:_MESSAGE_CHARS]
+    text = body[: 4 * _MESSAGE_CHARS].decode("utf-8", "replace").strip()
+    if not text or text.startswith("<"):
+        return f"The worker answered with status {status}."
+    return text[:_MESSAGE_CHARS]
+
+
+def _shape(status: int, message: str) -> bytes:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    return msgspec.json.encode({"error": error})
+
+
+def _sentence(error: UpstreamError) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,193 @@
+"""What of a worker's event stream the client gets to see. Pure: bytes in, bytes out.
+
+    worker bytes -> SseParser -> per event: hold | drop | forward verbatim -> client bytes
+
+- Nothing is given out before the first content (or the end): ``started`` tells. A stream that fails
+  earlier can still be retried or become a proper error status.
+- Whole events only, byte for byte; text is never decoded piecewise.
+- Dropped: data that is no JSON object, events without data (comments are passed on once started),
+  usage that the client did not ask for. Usage it did ask for comes once, last before ``[DONE]``.
+- An event written over several ``data`` lines becomes one line, for clients that read line by line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared import sse
+from shared.openai import GenerateRequest, RouteKind, Usage, read_usage
+
+_decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+_DONE = "[DONE]"
+_ENVELOPE = ("id", "object", "created", "model", "system_fingerprint")
+
+
+def expected_choices(request: GenerateRequest) -> int:
+    """How many choices a complete answer has."""
+    prompt = request.prompt
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    return request.n * prompts
+
+
+class StreamTap:
+    """State of one relayed stream. After ``done`` or ``error`` nothing more is forwarded."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        options: dict[str, Any] = request.fields.get("stream_options") or {}
+        self._usage_wanted = request.include_usage
+        self._running_usage = self._usage_wanted and bool(options.get("continuous_usage_stats"))
+        self._choices = expected_choices(request)
+        self._chat = request.kind is RouteKind.CHAT
+        self._parser = sse.SseParser()
+        self._out: list[bytes] = []
+        self._finished: set[int] = set()
+        self._usage_event: bytes | None = None
+        self.started = False
+        """Content (or a clean end) has come: ``feed`` gives bytes out."""
+        self.done = False
+        """``[DONE]`` has come."""
+        self.error: dict[str, Any] | None = None
+        """The worker's own error event."""
+        self.usage: Usage | None = None
+        self.content_events = 0
+        self.malformed = 0
+        self.first_at: float | None = None
+        self.last_at = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Nothing that still comes matters."""
+        return self.done or self.error is not None
+
+    @property
+    def complete(self) -> bool:
+        """The answer came to its regular end."""
+        return self.done or len(self._finished) >= self._choices
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean seconds between content events; None below two."""
+        if self.first_at is None or self.content_events < 2:
+            return None
+        return (self.last_at - self.first_at) / (self.content_events - 1)
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """Take bytes from the worker; returns what may go to the client now (whole events).
+
+        Raises ``sse.SseEventTooLarge``.
+        """
+        for event in self._parser.feed(data):
+            self._take(event, now)
+        return self._release() if self.started else b""
+
+    def end(self, now: float) -> bytes:
+        """The worker's stream is over: what is left to send. A complete answer gets its end mark.
+
+        An incomplete one gets nothing: its error event is the caller's business.
+        """
+        for event in self._parser.finish():
+            self._take(event, now)
+        if self.error is None and not self.done and self.complete:
+            self._finish(sse.DONE)
+        return self._release() if self.started else b""
+
+    def _release(self) -> bytes:
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    def _take(self, event: sse.SseEvent, now: float) -> None:
+        if self.over:
+            return
+        text = event.data
+        if not text:
+            if self.started and event.comment_only and event.complete:
+                self._out.append(event.raw)
+            return
+        if text.strip() == _DONE:
+            self.done = True
+            self._finish(event.raw if event.complete else sse.DONE)
+            return
+        value = _decode_object(text)
+        if value is None:
+            self.malformed += 1
+            return
+        error = value.get("error")
+        if error is not None or event.event == "error":
+            self.error = error if isinstance(error, dict) else {"message": str(error or text)}
+            return
+        regular = event.complete and "\n" not in text
+        self._read(value, event.raw if regular else sse.encode(text.replace("\n", " ")), text, now)
+
+    def _read(self, value: dict[str, Any], raw: bytes, text: str, now: float) -> None:
+        choices = value.get("choices")
+        if value.get("usage") is not None and not self._running_usage:
+            self.usage = read_usage(value) or self.usage
+            if not choices:
+                self._usage_event = raw
+                return
+            if self._usage_event is None:
+                self._usage_event = _usage_event(value)
+            fields = _decode_fields(text)
+            del fields["usage"]
+            raw = sse.encode(_encode(fields))
+        elif self._running_usage:
+            self.usage = read_usage(value) or self.usage
+        self._out.append(raw)
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                self._look_at(choice, now)
+
+    def _look_at(self, choice: dict[str, Any], now: float) -> None:
+        content = _carries_content(choice, self._chat)
+        ended = choice.get("finish_reason") is not None
+        if ended:
+            index = choice.get("index")
+            self._finished.add(index if isinstance(index, int) else 0)
+        if content:
+            self.content_events += 1
+            self.last_at = now
+        if content or ended:
+            self.started = True
+            if self.first_at is None:
+                self.first_at = self.last_at = now
+
+    def _finish(self, end_mark: bytes) -> None:
+        if self._usage_wanted and self._usage_event is not None:
+            self._out.append(self._usage_event)
+        self._out.append(end_mark)
+        self.started = True
+
+
+def _decode_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = _decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _carries_content(choice: dict[str, Any], chat: bool) -> bool:
+    """Something that a reader waits for: text, reasoning, a tool call; not a role alone."""
+    if not chat:
+        return bool(choice.get("text"))
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return False
+    return any(value for name, value in delta.items() if name != "role")
+
+
+def _usage_event(value: dict[str, Any]) -> bytes:
+    """The usage event that a worker should have sent, made from a chunk that carries usage."""
+    body = {name: value[name] for name in _ENVELOPE if name in value}
+    return sse.encode(_encode({**body, "choices": [], "usage": value["usage"]}))
+
+
+def error_event(body: bytes) -> bytes:
+    """An error inside a running stream, as the OpenAI clients understand it."""
+    return sse.encode(body)

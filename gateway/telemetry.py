@@ -1,0 +1,171 @@
+"""What is measured, and the Prometheus form of it. Names are a public contract.
+
+Label sets are bounded: a model label is a model that some live worker has, or ``unknown``; routes,
+outcomes and reasons come from fixed sets. Counters are fed by records; gauges are read from the
+router and the feeds when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.index.stats import FeedStats
+from gateway.records import Outcome, RequestRecord, TokenFlow
+from gateway.router import Router
+from gateway.routing.base import Trust, WorkerState
+
+LOSSES = (
+    "evicted",
+    "diverted_for_load",
+    "draining",
+    "policy",
+    "isolation",
+    "stale_index",
+    "token_mismatch",
+    "unreported",
+)
+UNKNOWN = "unknown"
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_SHORT = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25)
+_TOKENS = (0, 1, 16, 64, 256, 1024, 4096, 16384)
+
+
+class RecordSink(Protocol):
+    """Takes the record of each attempt. Must neither block nor raise."""
+
+    def record(self, record: RequestRecord) -> None:
+        """Keep or count it."""
+        ...
+
+
+def hit_depth(flow: TokenFlow) -> str:
+    """``full`` if every block that can match came from the cache, as the engine reported."""
+    if flow.delivered == 0:
+        return "none"
+    return "full" if flow.delivered >= flow.prompt - flow.tail else "partial"
+
+
+class PrometheusSink:
+    """Counters and histograms of requests and attempts."""
+
+    def __init__(self, registry: CollectorRegistry, known: Callable[[str], bool]) -> None:
+        """``known`` tells whether a model may be a label."""
+        self._known = known
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"headwater_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"headwater_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._requests = counter("requests", "Answered requests.", "route", "model", "code")
+        self._attempts = counter("attempts", "Attempts on workers.", "worker", "outcome")
+        self._prompt = counter("prompt_tokens", "Prompt tokens, as engines say.", "model", "source")
+        self._overlap = counter("overlap_tokens", "Known prompt tokens.", "model", "stage")
+        self._loss = counter("loss_tokens", "Prompt tokens computed again.", "model", "reason")
+        self._retries = counter("retries", "Attempts after the first.", "reason")
+        self._shed = counter("shed", "Requests that no worker could take.", "reason")
+        self._ttft = histogram(
+            "ttft_seconds", "Arrival to first content.", _SECONDS, "model", "hit"
+        )
+        self._itl = histogram("itl_seconds", "Mean time between contents.", _SECONDS, "model")
+        self._total = histogram("request_seconds", "Arrival to end.", _SECONDS, "model")
+        self._decision = histogram("decision_seconds", "Time to decide.", _SHORT, "stage")
+        self._overhead = histogram(
+            "overhead_seconds", "Time in the gateway before the worker is called.", _SHORT
+        )
+        self._error = histogram(
+            "prediction_error_tokens", "Predicted minus reported cached tokens.", _TOKENS
+        )
+
+    def request(self, route: str, model: str, status: int) -> None:
+        """One request was answered."""
+        self._requests.labels(route, self._label(model), str(status)).inc()
+
+    def record(self, record: RequestRecord) -> None:
+        """See :class:`RecordSink`."""
+        if record.attempt:
+            self._attempts.labels(record.worker, record.outcome.value).inc()
+        if not record.final or record.outcome is Outcome.REJECTED:
+            return
+        model = self._label(record.model)
+        flow = record.flow
+        self._total.labels(model).observe(record.total_s)
+        if record.ttft_s is not None:
+            self._ttft.labels(model, hit_depth(flow)).observe(record.ttft_s)
+        if record.itl_s is not None:
+            self._itl.labels(model).observe(record.itl_s)
+        if not flow.prompt:
+            return
+        self._prompt.labels(model, "cached").inc(flow.delivered)
+        self._prompt.labels(model, "computed").inc(max(0, flow.prompt - flow.delivered))
+        for stage in ("available", "captured", "delivered"):
+            if tokens := getattr(flow, stage):
+                self._overlap.labels(model, stage).inc(tokens)
+        for reason in LOSSES:
+            if tokens := getattr(flow, reason):
+                self._loss.labels(model, reason).inc(tokens)
+        if record.reported:
+            self._error.observe(abs(flow.captured - flow.delivered))
+
+    def decision(self, stage: str, seconds: float) -> None:
+        """Time one stage of a decision took: parse, tokenize or rank."""
+        self._decision.labels(stage).observe(seconds)
+
+    def overhead(self, seconds: float) -> None:
+        """Arrival until the worker was called."""
+        self._overhead.observe(seconds)
+
+    def retry(self, reason: str) -> None:
+        """One more attempt is made."""
+        self._retries.labels(reason).inc()
+
+    def shed(self, reason: str) -> None:
+        """A request reached no worker."""
+        self._shed.labels(reason).inc()
+
+    def _label(self, model: str) -> str:
+        return model if model and self._known(model) else UNKNOWN
+
+
+class FleetCollector(Collector):
+    """Gauges read at scrape time, so that they can never be out of step."""
+
+    def __init__(
+        self, router: Router, stats: FeedStats, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._router, self._stats, self._clock = router, stats, clock
+
+    def collect(self) -> Iterable[Metric]:
+        """All gauges. Called by the registry."""
+        inflight = _gauge("inflight", "Attempts running on a worker.", "worker")
+        state = _gauge("worker_state", "1 for the present state.", "worker", "state")
+        trust = _gauge("worker_trust", "1 for how far the index is believed.", "worker", "state")
+        blocks = _gauge("index_blocks", "Index entries of a worker.", "worker")
+        for worker in self._router.workers(self._clock()):
+            inflight.add_metric([worker.id], worker.inflight)
+            blocks.add_metric([worker.id], worker.index_blocks)
+            for known_state in WorkerState:
+                is_it = float(worker.state is known_state)
+                state.add_metric([worker.id, known_state.value], is_it)
+            for known_trust in Trust:
+                is_it = float(worker.trust is known_trust)
+                trust.add_metric([worker.id, known_trust.value], is_it)
+        queue = _gauge("queue_depth", "Requests waiting in the gateway.", "priority")
+        queue.add_metric(["0"], 0.0)
+        lag = _gauge("index_lag_seconds", "Age of the newest cache event when it was taken in.")
+        lag.add_metric([], self._stats.index_lag_s)
+        up = _gauge("redis_up", "1 if the shared state is followed.")
+        up.add_metric([], float(self._stats.redis_up))
+        return [inflight, state, trust, blocks, queue, lag, up]
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"headwater_{name}", text, labels=labels)

@@ -1,0 +1,180 @@
+"""One request under way: what is asked of the workers, and how far it has come. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.config import GatewayConfig
+from gateway.decision import Route
+from gateway.exchange import KEPT_FROM_WORKERS, Answer, Headers, Inbound, end_to_end
+from gateway.prompts import Prompt
+from gateway.router import Lease
+from gateway.routing.base import Query
+from gateway.streaming import StreamTap
+from shared import openai
+from shared.errors import BadRequest
+from shared.openai import GenerateRequest
+from shared.types import WorkerId
+
+MAX_NAME = 256
+"""Longest session name that is looked at."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """Made by :func:`generation` or :func:`relayed`; moved on by the pipeline only."""
+
+    inbound: Inbound
+    query: Query
+    request: GenerateRequest | None
+    """None: passed on without a look inside."""
+    path: str
+    headers: Headers
+    body: bytes
+    policy: str | None
+    timeout_s: float
+    show: bool
+    """Tell the client what was decided."""
+    tried: list[WorkerId] = field(default_factory=list)
+    route: Route | None = None
+    lease: Lease | None = None
+    tap: StreamTap | None = None
+    task: asyncio.Task[object] | None = None
+    aborted: bool = False
+
+    def attempt(self, route: Route, lease: Lease) -> None:
+        """A further worker is tried."""
+        self.route, self.lease, self.tap = route, lease, None
+        self.tried.append(lease.worker)
+
+    def marked(self, answer: Answer) -> Answer:
+        """The answer with what was decided."""
+        return Answer(answer.status, answer.body, self.mark(answer.headers))
+
+    def mark(self, headers: Headers) -> Headers:
+        """Headers with what was decided about the attempt that gave the answer."""
+        if not self.show or self.route is None:
+            return headers
+        return [
+            *headers,
+            ("x-headwater-worker", self.route.worker),
+            ("x-headwater-policy", self.route.policy),
+            ("x-headwater-prompt-tokens", str(self.query.prompt_tokens)),
+            ("x-headwater-matched-tokens", str(self.route.matched_tokens)),
+            ("x-headwater-attempts", str(len(self.tried))),
+        ]
+
+
+def generation(
+    inbound: Inbound, request: GenerateRequest, prompt: Prompt | None, config: GatewayConfig
+) -> Work:
+    """A chat or text completion. Usage is asked for even if the client did not."""
+    prompt = prompt or Prompt()
+    headers = inbound.headers
+    session = headers.get("x-headwater-session") or request.session or ""
+    ask = request.stream and not request.include_usage
+    return Work(
+        inbound=inbound,
+        query=Query(
+            request_id=inbound.request_id,
+            model=request.model or "",
+            prompt_tokens=prompt.n_tokens,
+            max_tokens=max(0, request.max_tokens or 0),
+            arrived=inbound.arrived,
+            keys=prompt.keys,
+            session=session[:MAX_NAME],
+            priority=_priority(headers),
+        ),
+        request=request,
+        path=inbound.route,
+        # The stream and the usage are read on the way, so they must not come packed.
+        headers=_outgoing(inbound, config, "identity"),
+        body=openai.with_usage(request.raw) if ask else request.raw,
+        policy=_policy(headers, config),
+        timeout_s=_timeout(headers, config),
+        show=config.listen.headers,
+    )
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> Work:
+    """Any other POST. Without a ``model`` in the body the only model there is is meant."""
+    try:
+        model = msgspec.json.decode(inbound.body, type=_Named).model
+    except (msgspec.DecodeError, RecursionError):
+        model = None
+    if not model and len(models) == 1:
+        model = models[0]
+    if not model:
+        raise BadRequest(
+            "'model' is required: there is more than one model, or none.",
+            param="model",
+            code="model_not_found",
+        )
+    query = Query(
+        request_id=inbound.request_id,
+        model=model,
+        prompt_tokens=0,
+        max_tokens=0,
+        arrived=inbound.arrived,
+    )
+    return Work(
+        inbound=inbound,
+        query=query,
+        request=None,
+        path=inbound.target,
+        headers=_outgoing(inbound, config, inbound.headers.get("Accept-Encoding", "identity")),
+        body=inbound.body,
+        policy=None,
+        timeout_s=_timeout(inbound.headers, config),
+        show=config.listen.headers,
+    )
+
+
+def _outgoing(inbound: Inbound, config: GatewayConfig, encoding: str) -> Headers:
+    headers = end_to_end(inbound.headers.items(), KEPT_FROM_WORKERS)
+    headers += [("Accept-Encoding", encoding), ("x-request-id", inbound.request_id)]
+    if config.workers.api_key:
+        headers.append(("Authorization", f"Bearer {config.workers.api_key}"))
+    return headers
+
+
+def _policy(headers: Mapping[str, str], config: GatewayConfig) -> str | None:
+    wanted = headers.get("x-headwater-policy")
+    return wanted if wanted and config.routing.allow_policy_header else None
+
+
+def _priority(headers: Mapping[str, str]) -> int:
+    text = headers.get("x-headwater-priority")
+    if text is None:
+        return 0
+    try:
+        return int(text)
+    except ValueError:
+        raise BadRequest(
+            "'x-headwater-priority' must be an integer.", param="x-headwater-priority"
+        ) from None
+
+
+def _timeout(headers: Mapping[str, str], config: GatewayConfig) -> float:
+    longest = config.workers.request_timeout_s
+    text = headers.get("x-headwater-timeout")
+    if text is None:
+        return longest
+    try:
+        wanted = float(text)
+    except ValueError:
+        wanted = -1.0
+    if not wanted > 0:
+        raise BadRequest(
+            "'x-headwater-timeout' must be a number of seconds above 0.",
+            param="x-headwater-timeout",
+        )
+    return min(wanted, longest)
