@@ -13,7 +13,9 @@ from rich.text import Text
 from gateway.report.model import Number
 
 WIDTH = 100
-_NAME_WIDTH = 34
+_GAP = 2
+_LEAST_NAME = 8
+_LARGE = ((6, "M"), (9, "G"), (12, "T"))
 
 
 class Page:
@@ -44,17 +46,24 @@ class Page:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1
     ) -> None:
-        """A table whose first ``names`` columns are text on the left; the others are numbers."""
+        """A table whose first ``names`` columns are text; the others are numbers, never cut."""
+        cells = [[printable(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) + _GAP for column in zip(columns, *cells, strict=True)]
+        room = (self._console.width - sum(widths[names:])) // names - _GAP
         table = Table(
-            box=box.SIMPLE_HEAD if self._colour else None, pad_edge=False, padding=(0, 2, 0, 0)
+            box=box.SIMPLE_HEAD if self._colour else None,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, _GAP, 0, 0),
         )
         for index, column in enumerate(columns):
             if index < names:
-                table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=_NAME_WIDTH)
+                width = max(room, _LEAST_NAME)
+                table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=width)
             else:
                 table.add_column(column, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+        for row in cells:
+            table.add_row(*map(Text, row))
         self._console.print(table)
 
     def text(self) -> str:
@@ -77,6 +86,19 @@ def per_hundred(part: int, whole: int) -> str:
     if part < whole and value >= 99.95:
         return ">99.9"
     return f"{value:.1f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 request``, ``2,000 requests``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def amount(count: int) -> str:
+    """A number of tokens in at most nine characters."""
+    if count < 10_000_000:
+        return f"{count:,}"
+    power, letter = max((p, c) for p, c in _LARGE if count >= 10**p)
+    return f"{count / 10**power:,.1f} {letter}"
 
 
 def percent(value: Number) -> str:

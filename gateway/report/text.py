@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from gateway.report.model import Number, Report, Section
-from gateway.report.tables import WIDTH, Page, per_hundred, percent, ratio, seconds
+from gateway.report.tables import WIDTH, Page, amount, counted, per_hundred, percent, ratio, seconds
 
 LOSSES = {
     "tail": "can never match: the last, partial block and the last token",
@@ -35,6 +35,7 @@ DEPTHS = {
     "unknown": "not told by the engine",
     "all": "all",
 }
+RATES = ("available", "captured", "delivered")
 MOST_GROUPS = 25
 MOST_WORKERS = 40
 
@@ -61,7 +62,7 @@ def _story(page: Page, report: Report) -> None:
     totals = report.totals
     prompt = totals["prompt"]
     page.line(
-        f"{totals['requests']:,} requests with {prompt:,} prompt tokens,"
+        f"{counted(totals['requests'], 'request')} with {counted(prompt, 'prompt token')},"
         f" {_moment(report.first_at)} to {_moment(report.last_at)} UTC",
         "bold",
     )
@@ -109,7 +110,7 @@ def _latency(page: Page, report: Report) -> None:
 def _saved(page: Page, report: Report) -> None:
     saved = report.saved
     page.heading("Saved")
-    line = f"{saved.tokens:,} prompt tokens were not computed again"
+    line = f"Prompt tokens not computed again: {saved.tokens:,}"
     if saved.prefill_s is not None:
         line += f", about {seconds(saved.prefill_s)} of prefill"
     page.line(line + ".")
@@ -139,7 +140,9 @@ def _requests(page: Page, report: Report) -> None:
     page.line(f"Look-ups: {_listed(lookups)}.")
     page.line(f"Outcomes: {_listed(report.outcomes)}.")
     attempts = report.attempts
-    retried = f"Attempts: {attempts.attempts:,}, {attempts.retried_requests:,} requests retried"
+    retried = (
+        f"Attempts: {attempts.attempts:,}; {counted(attempts.retried_requests, 'request')} retried"
+    )
     if attempts.retry_reasons:
         retried += f" after {_listed(attempts.retry_reasons)}"
     page.line(retried + ".")
@@ -174,8 +177,8 @@ def _workers(page: Page, report: Report) -> None:
             worker.worker,
             f"{worker.requests:,}",
             f"{worker.failed:,}",
-            f"{worker.prompt:,}",
-            f"{worker.computed:,}",
+            amount(worker.prompt),
+            amount(worker.computed),
             percent(worker.delivered / worker.prompt if worker.prompt else None),
             seconds(worker.ttft_p50_s),
             ", ".join(worker.trust) or "-",
@@ -198,8 +201,8 @@ def _families(page: Page, report: Report) -> None:
             (
                 family.family,
                 f"{family.requests:,}",
-                f"{family.prompt:,}",
-                f"{family.delivered:,}",
+                amount(family.prompt),
+                amount(family.delivered),
                 percent(family.rate),
                 f"{family.workers:,}",
             )
@@ -219,31 +222,17 @@ def _groups(page: Page, report: Report) -> None:
     if not report.by:
         return
     page.heading(f"By {', '.join(report.by)} (of every 100 prompt tokens)")
+    wide = len(report.by) <= 2
+    columns = ("avail", "routed", "deliv", "lost most to") if wide else ("deliv",)
     rows = []
     for group in report.groups[:MOST_GROUPS]:
         prompt = group.totals["prompt"]
-        hits = [
-            per_hundred(group.totals[name], prompt)
-            for name in ("available", "captured", "delivered")
-        ]
         names = [group.key[name] or "(none)" for name in report.by]
-        counts = (f"{group.totals['requests']:,}", f"{prompt:,}")
-        middle = seconds(group.ttft_s["all"].p50)
-        rows.append((*names, *counts, *hits, _largest_loss(group), middle))
-    page.table(
-        (
-            *report.by,
-            "requests",
-            "prompt",
-            "avail.",
-            "routed",
-            "deliv.",
-            "lost most to",
-            "ttft p50",
-        ),
-        rows,
-        names=len(report.by),
-    )
+        counts = (f"{group.totals['requests']:,}", amount(prompt))
+        hits = [per_hundred(group.totals[name], prompt) for name in RATES]
+        middle = (*hits, _largest_loss(group)) if wide else hits[-1:]
+        rows.append((*names, *counts, *middle, seconds(group.ttft_s["all"].p50)))
+    page.table((*report.by, "requests", "prompt", *columns, "ttft p50"), rows, names=len(report.by))
     _more(page, len(report.groups) - MOST_GROUPS, "groups")
 
 
@@ -257,16 +246,17 @@ def _warnings(page: Page, report: Report) -> None:
     if report.skipped_lines:
         where = f"{report.skipped[0].file}:{report.skipped[0].line}" if report.skipped else "?"
         notes.append(
-            f"{report.skipped_lines:,} unfinished or garbled lines left out, first {where}"
+            f"{counted(report.skipped_lines, 'unreadable line')} left out, first {where}"
             " (cut off by a crash, or being written now)."
         )
     if report.dropped_records:
         notes.append(
-            f"{report.dropped_records:,} records are missing: the gateway could not write them."
+            f"{counted(report.dropped_records, 'record')} missing: a gateway could not write them."
         )
     if report.untold_requests:
+        untold = counted(report.untold_requests, "answered request")
         notes.append(
-            f"For {report.untold_requests:,} answered requests the engine did not tell what it"
+            f"For {untold} the engine did not tell what it"
             " reused: vLLM needs --enable-prompt-tokens-details, SGLang --enable-cache-report."
         )
     if notes:

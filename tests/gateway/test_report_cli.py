@@ -10,7 +10,7 @@ from ledgerkit import START, headwater, hit, record, write_ledger
 
 from gateway.records import Outcome, RequestRecord, TokenFlow
 from gateway.report import summarise, to_text
-from gateway.report.tables import per_hundred, printable, seconds
+from gateway.report.tables import amount, per_hundred, printable, seconds
 
 
 def sample() -> list[RequestRecord]:
@@ -65,9 +65,9 @@ def test_the_first_fifteen_lines_tell_the_story(tmp_path: Path) -> None:
 
 def test_the_tables_hold_the_figures(tmp_path: Path) -> None:
     text = "\n".join(told(tmp_path, sample(), "worker"))
-    assert "500 prompt tokens were not computed again" in text
+    assert "Prompt tokens not computed again: 500." in text
     assert "No time can be estimated" in text
-    assert "Attempts: 4, 1 requests retried after 1 upstream_error." in text
+    assert "Attempts: 4; 1 request retried after 1 upstream_error." in text
     assert "Prediction: 50.0 % exact, 1 promised too much, 0 too little" in text
     assert "wrong for 5.00 % of the prompt tokens" in text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("w")}
@@ -79,6 +79,7 @@ def test_text_is_plain_and_fits_where_there_is_no_terminal(tmp_path: Path) -> No
     records = [record(model=long, tenant="t" * 80, worker="w" * 80, flow=hit(10**9, 10**8))]
     lines = told(tmp_path, records, "model", "tenant", "worker", "family", "policy")
     assert max(map(len, lines)) <= 100
+    assert lines[-1].split()[-4:] == ["1", "1.0", "G", "10.0", "-"][-4:]
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
     report = summarise([tmp_path])
     assert "\x1b[" in to_text(report, colour=True)
@@ -98,10 +99,10 @@ def test_notes_name_what_is_missing(tmp_path: Path) -> None:
         rest=b'{"at":1785232801.0,"dropped":5}\n{"at":17',
     )
     text = " ".join(to_text(summarise([file])).split())
-    assert "1 unfinished or garbled lines left out" in text
+    assert "1 unreadable line left out" in text
     assert "l.jsonl:3" in text.replace(" ", "")
-    assert "5 records are missing" in text
-    assert "For 1 answered requests the engine did not tell what it reused" in text
+    assert "5 records missing" in text
+    assert "For 1 answered request the engine did not tell what it reused" in text
     assert "--enable-prompt-tokens-details" in text
 
 
@@ -119,7 +120,9 @@ def test_a_share_is_never_rounded_to_nothing_or_all(part: int, whole: int, shown
     assert per_hundred(part, whole) == shown
 
 
-def test_durations_and_names_read_well() -> None:
+def test_numbers_and_names_read_well() -> None:
+    shown = [amount(count) for count in (0, 9_999_999, 10**7, 25 * 10**8, 10**13)]
+    assert shown == ["0", "9,999,999", "10.0 M", "2.5 G", "10.0 T"]
     shown = [seconds(value) for value in (None, 0.0, 0.00123, 0.0812, 0.5, 1.25, 12345.6)]
     assert shown == ["-", "0 ms", "1.23 ms", "81.2 ms", "500 ms", "1.25 s", "12,346 s"]
     assert printable("é\n\x9b") == r"é\n\x9b"
@@ -148,7 +151,7 @@ def test_the_ledger_is_found_in_the_environment(
     monkeypatch.delenv("HEADWATER_LEDGER__DIR")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert headwater("report") == 0
-    assert "1 requests" in capsys.readouterr().out
+    assert "1 request with" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
