@@ -31,14 +31,16 @@ class Breaker:
 
     def __init__(self) -> None:
         self._recent: deque[bool] = deque(maxlen=_WINDOW)
+        self.failure_rate = 0.0
+        """Share of failures in the last attempts, 0..1, as if there had been ten."""
         self._until: float | None = None
         self._probing = False
         self._pauses = 0
 
     @property
-    def failure_rate(self) -> float:
-        """Share of failures in the last attempts, 0..1, as if there had been ten."""
-        return sum(self._recent) / _WINDOW
+    def closed(self) -> bool:
+        """Requests pass as usual."""
+        return self._until is None
 
     def gate(self, now: float) -> Gate:
         """Pure."""
@@ -57,7 +59,7 @@ class Breaker:
 
     def succeed(self, *, probe: bool) -> None:
         """The worker answered (a 4xx is an answer)."""
-        self._recent.append(False)
+        self._note(False)
         if probe:
             self._until = None
             self._probing = False
@@ -66,7 +68,7 @@ class Breaker:
 
     def fail(self, now: float, *, probe: bool, may_eject: bool) -> None:
         """The worker failed an attempt; ``may_eject``: the fleet can do without it."""
-        self._recent.append(True)
+        self._note(True)
         if probe:
             self._probing = False
             self._rest(now)
@@ -80,10 +82,18 @@ class Breaker:
 
     def reset(self) -> None:
         """A new incarnation starts with a clean record."""
-        self._recent.clear()
+        self._clear()
         self._until, self._probing, self._pauses = None, False, 0
 
     def _rest(self, now: float) -> None:
         self._until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0**self._pauses)
         self._pauses += 1
+        self._clear()
+
+    def _note(self, failed: bool) -> None:
+        self._recent.append(failed)
+        self.failure_rate = sum(self._recent) / _WINDOW
+
+    def _clear(self) -> None:
         self._recent.clear()
+        self.failure_rate = 0.0

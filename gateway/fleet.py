@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from gateway.decision import Booked, ModelProfile
 from gateway.member import Member
@@ -15,6 +16,17 @@ PEER_STALE_S = 2.0
 """What another gateway told counts for this long, so a dead gateway's work vanishes."""
 _OUTPUT_WEIGHT = 0.05
 _FIRST_OUTPUT = 128.0
+_MIN_OUTPUT = 16.0
+_VIEW_LASTS_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptView:
+    """A view that is good for a moment, while nothing happens on its worker."""
+
+    version: int
+    at: float
+    view: WorkerView
 
 
 class Fleet:
@@ -31,6 +43,7 @@ class Fleet:
         self._serving: dict[str, list[Member]] = {}
         self._peers: dict[str, tuple[float, Mapping[WorkerId, Booked]]] = {}
         self._outputs: dict[str, float] = {}
+        self._views: dict[WorkerId, _KeptView] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -56,24 +69,24 @@ class Fleet:
             )
         )
 
-    def join(self, info: WorkerInfo, now: float) -> tuple[Member, bool]:
+    def join(self, info: WorkerInfo) -> tuple[Member, bool]:
         """The member, and whether it is a new incarnation (which holds nothing)."""
         member = self._members.get(info.id)
         if member is None:
             member = self._departed.pop(info.id, None)
             if member is None or member.info.epoch != info.epoch:
-                member = Member(info, now, Trust.LEARNED, "no cache events yet")
+                member = Member(info, Trust.LEARNED, "no cache events yet")
             self._members[info.id] = member
             member.healthy, member.down_reason, member.draining = True, "", False
-            member.info = info
+            member.adopt(info)
             self._index_models()
             return member, True
         if member.info.epoch != info.epoch:
-            member.restart(info, now)
+            member.restart(info)
             self._index_models()
             return member, True
         if member.info != info:
-            member.info = info
+            member.adopt(info)
             self._index_models()
         return member, False
 
@@ -82,6 +95,7 @@ class Fleet:
         member = self._members.pop(worker, None)
         if member is None:
             return None
+        self._views.pop(worker, None)
         self._departed = {id_: gone for id_, gone in self._departed.items() if gone.inflight}
         if member.inflight:
             self._departed[worker] = member
@@ -111,43 +125,58 @@ class Fleet:
     # ---------------------------------------------------------------- load
 
     def view(self, member: Member, trust: Trust, now: float) -> WorkerView:
-        """What a policy may know of a member. Pure."""
-        held = member.kv_tokens_held(now)
+        """What a policy may know of a member."""
+        if self._peers or not member.steady:
+            return self._look(member, trust, now)
+        kept = self._views.get(member.id)
+        if (
+            kept is not None
+            and kept.version == member.version
+            and kept.view.trust is trust
+            and 0.0 <= now - kept.at < _VIEW_LASTS_S
+        ):
+            return kept.view
+        view = self._look(member, trust, now)
+        self._views[member.id] = _KeptView(member.version, now, view)
+        return view
+
+    def _look(self, member: Member, trust: Trust, now: float) -> WorkerView:
+        report = member.reported(now)
+        held = member.kv_tokens_held(report)
         total = member.kv_tokens_total()
-        own, others = member.prefill_s(now), member.extra_prefill_s(now)
-        peer_requests = 0
+        prefill_s, foreign = member.prefill_s(now), 0
+        if report is not None:
+            prefill_s += report.unbooked_prefill_s(now)
+            foreign = report.foreign
         if self._peers:
-            peer_prefill_s, peer_tokens, peer_requests = self._peer_work(member.id, now)
-            others += peer_prefill_s
-            if member.reported(now) is None:
-                held += peer_tokens
-        foreign = max(member.foreign(now), peer_requests) + member.shadows(now)
+            peers = self._peer_work(member.id, now)
+            prefill_s += peers.prefill_s
+            foreign = max(foreign, peers.count)
+            held += peers.decode_tokens if report is None else 0
+        token_s = member.token_s()
+        turnover_s = token_s * max(_MIN_OUTPUT, self.mean_output(member.pool))
         return WorkerView(
             id=member.id,
             state=member.state(now),
             trust=trust,
             block_size=member.info.block_size,
             inflight=member.inflight,
-            booked_prefill_s=own + others,
+            booked_prefill_s=prefill_s,
             booked_decode_tokens=held,
             prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
             overhead_s=self._rates.overhead_s(member.pool),
             failure_rate=member.breaker.failure_rate,
             kv_tokens_total=total,
-            load=member.reported(now),
-            load_age_s=member.load_age_s(now) or 0.0,
-            foreign=foreign,
-            tpot_s=member.token_s(now),
-            release_tokens_per_s=(
-                member.release_tokens_per_s(held, self.mean_output(member.pool), now)
-                if total
-                else 0.0
-            ),
+            load=None if report is None else report.load,
+            load_age_s=0.0 if report is None else now - report.at,
+            foreign=foreign + member.shadows(now),
+            tpot_s=token_s,
+            release_tokens_per_s=held / turnover_s if total and turnover_s else 0.0,
         )
 
     def known_prefill_s(self, member: Member, now: float) -> float:
         """Prefill seconds booked on a member by this and the other gateways."""
-        peers = self._peer_work(member.id, now)[0] if self._peers else 0.0
+        peers = self._peer_work(member.id, now).prefill_s if self._peers else 0.0
         return member.prefill_s(now) + peers
 
     def bookings(self, now: float) -> dict[WorkerId, Booked]:
@@ -173,7 +202,7 @@ class Fleet:
         mean = self.mean_output(pool)
         self._outputs[pool] = mean + _OUTPUT_WEIGHT * (tokens - mean)
 
-    def _peer_work(self, worker: WorkerId, now: float) -> tuple[float, int, int]:
+    def _peer_work(self, worker: WorkerId, now: float) -> Booked:
         prefill_s, tokens, count = 0.0, 0, 0
         for at, told in self._peers.values():
             booked = told.get(worker)
@@ -181,7 +210,7 @@ class Fleet:
                 prefill_s += max(0.0, booked.prefill_s - (now - at))
                 tokens += booked.decode_tokens
                 count += booked.count
-        return prefill_s, tokens, count
+        return Booked(prefill_s, tokens, count)
 
     def _index_models(self) -> None:
         self._serving = {}

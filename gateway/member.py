@@ -20,7 +20,6 @@ from shared.types import WorkerId
 STALE_LOAD_S = 5.0
 """A report older than this says nothing about now."""
 _TPOT_WEIGHT = 0.1
-_MIN_OUTPUT = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +37,19 @@ class Booking:
 
 
 @dataclass(slots=True)
-class _Reported:
+class Reported:
     """A load report, and what of it was not ours at that moment."""
 
     load: WorkerLoad
     at: float
-    extra_prefill_s: float
+    unbooked_s: float
+    """Prefill work that nobody had booked."""
     foreign: int
+    """Requests beyond our own."""
+
+    def unbooked_prefill_s(self, now: float) -> float:
+        """What is left of it: it gets done as time passes."""
+        return max(0.0, self.unbooked_s - (now - self.at)) if self.unbooked_s else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +57,7 @@ class Member:
     """Mutable state of one worker; ``state``, ``booked`` and the like are pure."""
 
     info: WorkerInfo
-    joined: float
+    """Replaced by :meth:`adopt` only."""
     trust: Trust
     trust_reason: str
     healthy: bool = True
@@ -61,27 +66,29 @@ class Member:
     """Asked for by an operator."""
     breaker: Breaker = field(default_factory=Breaker)
     tpot_s: float = 0.0
+    version: int = 0
+    """Grows with each change of the work on it."""
     _pending: dict[Booking, None] = field(default_factory=dict)
     _decoding: dict[Booking, None] = field(default_factory=dict)
     _shadows: list[tuple[float, float]] = field(default_factory=list)
     """(until, prefill seconds)."""
     _prefill_ended: float = 0.0
-    _reported: _Reported | None = None
+    _reported: Reported | None = None
+    id: WorkerId = field(init=False)
+    pool: str = field(init=False)
+    """Canonical model name: workers of one pool resemble each other."""
+    stride: int = field(init=False)
+    """Granules per index key."""
 
-    @property
-    def id(self) -> WorkerId:
-        """The worker's name."""
-        return self.info.id
+    def __post_init__(self) -> None:
+        self.adopt(self.info)
 
-    @property
-    def pool(self) -> str:
-        """Canonical model name: workers of one pool resemble each other."""
-        return self.info.models[0] if self.info.models else ""
-
-    @property
-    def stride(self) -> int:
-        """Granules per index key."""
-        return stride_of(self.info.block_size)
+    def adopt(self, info: WorkerInfo) -> None:
+        """What it says about itself."""
+        self.version += 1
+        self.info, self.id = info, info.id
+        self.pool = info.models[0] if info.models else ""
+        self.stride = stride_of(info.block_size)
 
     @property
     def inflight(self) -> int:
@@ -94,7 +101,7 @@ class Member:
             return WorkerState.DOWN
         if self.draining or (self._reported is not None and self._reported.load.draining):
             return WorkerState.DRAINING
-        if self.breaker.gate(now) is Gate.OPEN:
+        if not self.breaker.closed and self.breaker.gate(now) is Gate.OPEN:
             return WorkerState.EJECTED
         return WorkerState.READY
 
@@ -114,14 +121,21 @@ class Member:
 
     # ---------------------------------------------------------------- own work
 
+    @property
+    def steady(self) -> bool:
+        """What policies see of it hardly depends on the time, only on ``version``."""
+        return not self._pending and not self._shadows and self.breaker.closed
+
     def book(self, booking: Booking) -> None:
         """An attempt begins."""
+        self.version += 1
         self._drop_shadows(booking.begun)
         self._pending[booking] = None
 
     def start_decoding(self, booking: Booking, now: float) -> None:
         """Its first token came. Unknown and ended bookings are fine."""
         if booking in self._pending:
+            self.version += 1
             del self._pending[booking]
             self._decoding[booking] = None
             self._prefill_ended = now
@@ -137,6 +151,7 @@ class Member:
             prefill_s = 0.0
         else:
             return False
+        self.version += 1
         self._drop_shadows(now)
         if failed and booking.begun + booking.expected_s > now:
             self._shadows.append((booking.begun + booking.expected_s, prefill_s))
@@ -148,7 +163,9 @@ class Member:
         Prefills run one after another: the first pending one has worked since the one before it
         ended. Once it is overdue it counts again, up to its whole length: it may be stuck.
         """
-        total = sum(prefill_s for until, prefill_s in self._shadows if until > now)
+        total = 0.0
+        if self._shadows:
+            total = sum(prefill_s for until, prefill_s in self._shadows if until > now)
         if not self._pending:
             return total
         total += sum(booking.prefill_s for booking in self._pending)
@@ -162,7 +179,7 @@ class Member:
 
     def shadows(self, now: float) -> int:
         """Failed attempts that still count."""
-        return sum(until > now for until, _ in self._shadows)
+        return sum(until > now for until, _ in self._shadows) if self._shadows else 0
 
     def booked(self, now: float) -> Booked:
         """Own work, as told to other gateways."""
@@ -175,12 +192,13 @@ class Member:
         """A load report; ``known_s``: prefill seconds that are booked here, by all gateways."""
         extra = load.queued_prefill_tokens * s_per_token - known_s
         foreign = load.running + load.waiting - self.inflight
-        self._reported = _Reported(load, now, max(0.0, extra), max(0, foreign))
+        self.version += 1
+        self._reported = Reported(load, now, max(0.0, extra), max(0, foreign))
 
-    def reported(self, now: float) -> WorkerLoad | None:
+    def reported(self, now: float) -> Reported | None:
         """Its last report, if that is not stale."""
         known = self._reported
-        return None if known is None or now - known.at > STALE_LOAD_S else known.load
+        return None if known is None or now - known.at > STALE_LOAD_S else known
 
     def load_age_s(self, now: float) -> float | None:
         """Seconds since its last report; None: it made none."""
@@ -190,33 +208,19 @@ class Member:
         """Its last report, however old."""
         return None if self._reported is None else self._reported.load
 
-    def extra_prefill_s(self, now: float) -> float:
-        """Reported prefill work that nobody had booked; it gets done as time passes."""
-        if self._reported is None or self.reported(now) is None:
-            return 0.0
-        return max(0.0, self._reported.extra_prefill_s - (now - self._reported.at))
-
-    def foreign(self, now: float) -> int:
-        """Requests beyond ours that it reported."""
-        known = self._reported
-        return 0 if known is None or self.reported(now) is None else known.foreign
-
     def kv_tokens_total(self) -> int:
         """Size of its KV cache; 0 = unknown."""
         load = self.last_load()
         blocks = load.blocks_total if load is not None and load.blocks_total else 0
         return (blocks or self.info.blocks_total) * self.info.block_size
 
-    def kv_tokens_held(self, now: float) -> int:
+    def kv_tokens_held(self, report: Reported | None) -> int:
         """KV tokens of running requests: as it reported, plus what was booked since."""
-        load = self.reported(now)
-        since = -1.0
-        total = 0
-        if load is not None and self._reported is not None:
-            total = load.blocks_used * self.info.block_size
-            since = self._reported.at
+        if report is None:
+            return sum(booking.kv_tokens for booking in (*self._pending, *self._decoding))
+        total = report.load.blocks_used * self.info.block_size
         for booking in (*self._pending, *self._decoding):
-            if booking.begun > since:
+            if booking.begun > report.at:
                 total += booking.kv_tokens
         return total
 
@@ -226,21 +230,16 @@ class Member:
             change = _TPOT_WEIGHT * (itl_s - self.tpot_s)
             self.tpot_s = self.tpot_s + change if self.tpot_s else itl_s
 
-    def token_s(self, now: float) -> float:
+    def token_s(self) -> float:
         """Seconds per output token of one sequence; 0 = unknown."""
-        load = self.reported(now)
+        load = self.last_load()
         if not self.tpot_s and load is not None and load.decode_tokens_per_s > 0:
             return 1.0 / load.decode_tokens_per_s
         return self.tpot_s
 
-    def release_tokens_per_s(self, held: int, mean_output: float, now: float) -> float:
-        """Rate at which running requests give back their KV; 0 = unknown."""
-        token_s = self.token_s(now)
-        return held / (token_s * max(_MIN_OUTPUT, mean_output)) if token_s else 0.0
-
-    def restart(self, info: WorkerInfo, now: float) -> None:
+    def restart(self, info: WorkerInfo) -> None:
         """A new incarnation. Leases of the old one stay booked until they end."""
-        self.info, self.joined = info, now
+        self.adopt(info)
         self._reported = None
         self.breaker.reset()
         self.healthy, self.down_reason = True, ""

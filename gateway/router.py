@@ -78,7 +78,7 @@ class Router:
 
     def join(self, info: WorkerInfo, now: float) -> None:
         """A worker is there. Idempotent; a new epoch means it restarted and holds nothing."""
-        member, fresh = self._fleet.join(info, now)
+        member, fresh = self._fleet.join(info)
         self._knowledge.join(member, fresh=fresh)
 
     def leave(self, worker: WorkerId, now: float, reason: str) -> None:
@@ -275,7 +275,7 @@ class Router:
         query, candidate = route.query, route.chosen.candidate
         own = self._cost.own_s(query, candidate)
         output = self._expected_output(query, member.pool)
-        decode_s = output * member.token_s(now)
+        decode_s = output * member.token_s()
         booking = Booking(
             prefill_s=own,
             kv_tokens=query.prompt_tokens + output,

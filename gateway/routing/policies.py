@@ -10,7 +10,7 @@ from random import Random
 import xxhash
 
 from gateway.routing.base import Candidate, Query, Scored, WorkerView
-from gateway.routing.ties import in_order, tie_break
+from gateway.routing.ties import TieBreak, in_order
 from shared.blocks import GRANULE
 from shared.types import WorkerId
 
@@ -75,12 +75,13 @@ class LongestPrefix:
         total = max((item.matched_tokens for item in candidates), default=0)
         total = max(total, query.prompt_tokens, len(query.keys) * GRANULE)
         scored = [Scored(item, float(total - item.matched_tokens)) for item in candidates]
+        tie_break = TieBreak(query)
         return sorted(
             scored,
             key=lambda item: (
                 item.cost,
                 round(load_of(item.candidate.worker), 4),
-                tie_break(query, item.candidate.worker),
+                tie_break(item.candidate.worker),
             ),
         )
 

@@ -64,6 +64,8 @@ class _Pool:
     slope: float | None = None
     """From small requests, where there are no others."""
     overhead_s: float = _DEFAULT_OVERHEAD_S
+    figures: dict[WorkerId, float] = field(default_factory=dict)
+    """Results of ``s_per_token`` since the last change."""
 
 
 class RateBook:
@@ -113,6 +115,12 @@ class RateBook:
         group = self._pools.get(pool)
         if group is None:
             return self._default
+        figure = group.figures.get(worker)
+        if figure is None:
+            figure = group.figures[worker] = self._figure(group, worker)
+        return figure
+
+    def _figure(self, group: _Pool, worker: WorkerId) -> float:
         if group.centre is None:
             return group.slope or self._default
         rate = group.workers.get(worker)
@@ -137,10 +145,12 @@ class RateBook:
             if rate.own is not None or rate.reported
         ]
         group.centre = median(known) if known else None
+        group.figures.clear()
         if len(group.small) < _ENOUGH_POINTS:
             return
         if group.centre is None:
             group.slope = self._slope(group)
+            group.figures.clear()
         per_token = exp(group.centre) if group.centre is not None else group.slope or self._default
         low, high = _OVERHEAD_RANGE_S
         fixed = median(took - per_token * work for work, took in group.small)
