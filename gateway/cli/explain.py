@@ -48,6 +48,7 @@ class Explanation(msgspec.Struct, frozen=True):
     choice: str | None = None
     reason: str = ""
     reject: dict[str, Any] | None = None
+    predicted_ttft_s: float | None = None
     workers: list[ExplainedWorker] = []
 
 
@@ -167,12 +168,14 @@ def decode(answer: bytes) -> Explanation:
 
 def render(explanation: Explanation, *, colour: bool = False) -> str:
     """The explanation in at most 100 columns."""
-    from gateway.report.tables import Page
+    from gateway.report.tables import Page, seconds
 
     page = Page(colour=colour)
     request = explanation.request
     known = [f"{request[name]} {label}" for name, label in _SIZES if name in request]
     page.line(f"{request.get('model') or 'any model'}: {', '.join(known) or 'size not known'}")
+    if request.get("tokenizer_missing"):
+        page.line(f"Tokens are not known exactly: {request['tokenizer_missing']}")
     if explanation.reject is not None:
         message = explanation.reject.get("message") or explanation.reason
         page.line(f"Would be rejected: {message}", "bold")
@@ -180,6 +183,8 @@ def render(explanation: Explanation, *, colour: bool = False) -> str:
         page.line(f"No worker would be chosen: {explanation.reason}", "bold")
     else:
         page.line(f"Would go to {explanation.choice} (policy {explanation.policy})", "bold")
+        if explanation.predicted_ttft_s is not None:
+            page.line(f"First token expected after {seconds(explanation.predicted_ttft_s)}")
     if explanation.reason and explanation.choice is not None:
         page.line(f"Why: {explanation.reason}")
     if explanation.workers:

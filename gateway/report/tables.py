@@ -49,7 +49,7 @@ class Page:
         """A table whose first ``names`` columns are text; the others are numbers, never cut."""
         cells = [[printable(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) + _GAP for column in zip(columns, *cells, strict=True)]
-        room = (self._console.width - sum(widths[names:])) // names - _GAP
+        limit = _fitting(widths[:names], self._console.width - sum(widths[names:])) - _GAP
         table = Table(
             box=box.SIMPLE_HEAD if self._colour else None,
             show_edge=False,
@@ -58,8 +58,7 @@ class Page:
         )
         for index, column in enumerate(columns):
             if index < names:
-                width = max(room, _LEAST_NAME)
-                table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=width)
+                table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=limit)
             else:
                 table.add_column(column, justify="right", no_wrap=True)
         for row in cells:
@@ -69,6 +68,14 @@ class Page:
     def text(self) -> str:
         """All of it, without blanks at line ends."""
         return "\n".join(line.rstrip() for line in self._out.getvalue().splitlines()) + "\n"
+
+
+def _fitting(widths: Sequence[int], room: int) -> int:
+    """The largest limit on each width that brings their sum into ``room``, within reason."""
+    limit = max(widths)
+    while limit > _LEAST_NAME + _GAP and sum(min(width, limit) for width in widths) > room:
+        limit -= 1
+    return limit
 
 
 def printable(text: str) -> str:

@@ -23,8 +23,8 @@ LOSSES = {
 """Every way to lose a token, in the order a request meets them."""
 
 LOOKUPS = {
-    "chosen": "went to a worker that held a part",
-    "known_not_chosen": "a part was known elsewhere, not chosen",
+    "chosen": "chosen",
+    "known_not_chosen": "known but not chosen",
     "nothing_known": "nothing known",
     "too_short": "prompt too short",
 }
@@ -127,7 +127,7 @@ def _saved(page: Page, report: Report) -> None:
     if saved.prefill_s is not None:
         page.line(f"Estimated from {saved.how}.")
     elif saved.tokens:
-        page.line("No time can be estimated: the ledger holds no cold request to compare with.")
+        page.line("No time can be estimated: no streamed request that reused nothing was recorded.")
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -18,17 +18,18 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "seed": 2
 ANSWER = {
     "request": {"model": "m", "prompt_tokens": 1000, "blocks": 62, "route": "chat"},
     "policy": "cost",
-    "choice": "w2",
+    "choice": "127.0.0.1:18472",
     "reason": "lowest expected time",
     "reject": None,
+    "predicted_ttft_s": 0.0125,
     "workers": [
         {
-            "id": "w2",
+            "id": "127.0.0.1:18472",
             "state": "ready",
             "trust": "exact",
             "matched_tokens": 960,
             "cost_s": 0.0125,
-            "parts": {"wait": 0.0, "own": 0.0125},
+            "parts": {"wait": 0.0, "own": 0.0125, "memory": 0.0, "decode": 0.0},
             "inflight": 3,
         },
         {
@@ -37,7 +38,7 @@ ANSWER = {
             "trust": "learned",
             "matched_tokens": 0,
             "cost_s": 1.5,
-            "parts": {"wait": 1.0, "own": 0.5},
+            "parts": {"wait": 1.0, "own": 0.4, "memory": 0.0, "decode": 0.1},
             "inflight": 0,
             "added_later": True,
         },
@@ -100,11 +101,17 @@ def test_the_table_shows_who_holds_what_and_what_it_costs(
     assert request.headers["content-type"] == "application/json"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "m: 1000 prompt tokens, 62 blocks"
-    assert lines[1] == "Would go to w2 (policy cost)"
-    assert lines[2] == "Why: lowest expected time"
-    assert lines[4].split() == ("worker state trust matched in flight cost wait own".split())
-    assert lines[5].split() == "-> w2 ready exact 960 (96 %) 3 12.5 ms 0 ms 12.5 ms".split()
-    assert lines[6].split() == "w1 ready learned 0 (0 %) 0 1.5 s 1 s 500 ms".split()
+    assert lines[1] == "Would go to 127.0.0.1:18472 (policy cost)"
+    assert lines[2] == "First token expected after 12.5 ms"
+    assert lines[3] == "Why: lowest expected time"
+    assert lines[5].split() == (
+        "worker state trust matched in flight cost wait own memory decode".split()
+    )
+    assert (
+        lines[6].split()
+        == "-> 127.0.0.1:18472 ready exact 960 (96 %) 3 12.5 ms 0 ms 12.5 ms 0 ms 0 ms".split()
+    )
+    assert lines[7].split() == "w1 ready learned 0 (0 %) 0 1.5 s 1 s 400 ms 0 ms 100 ms".split()
     assert max(map(len, lines)) <= 100
 
 
@@ -115,7 +122,7 @@ def test_costs_of_other_policies_are_no_seconds(
 ) -> None:
     gateway(answers(body=ANSWER | {"policy": "least_loaded"}))
     assert headwater("explain", chat) == 0
-    assert capsys.readouterr().out.splitlines()[6].split()[-3:] == ["1.5", "1", "0.5"]
+    assert capsys.readouterr().out.splitlines()[7].split()[-5:] == ["1.5", "1", "0.4", "0", "0.1"]
 
 
 def test_a_rejection_is_an_explanation(
@@ -127,6 +134,18 @@ def test_a_rejection_is_an_explanation(
     gateway(answers(body=ANSWER | {"choice": None, "reject": reject, "workers": []}))
     assert headwater("explain", chat) == 0
     assert "Would be rejected: no worker has room" in capsys.readouterr().out
+
+
+def test_a_missing_tokenizer_is_told(
+    gateway: Callable[[Handler], list[httpx.Request]],
+    chat: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request = {"model": "m", "prompt_tokens": 0, "tokenizer_missing": "it is being loaded"}
+    gateway(answers(body=ANSWER | {"request": request}))
+    assert headwater("explain", chat) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["m: 0 prompt tokens", "Tokens are not known exactly: it is being loaded"]
 
 
 def test_json_passes_the_whole_answer_on(
