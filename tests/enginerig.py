@@ -12,7 +12,7 @@ from shared.paging import BlockPool
 from worker.detokenise import Detokenizer
 from worker.fake_runner import FakeModel, FakeRunner
 from worker.generation import Delta, GenerationRequest
-from worker.runner import StepPlan, StepResult
+from worker.runner import RunnerError, StepPlan, StepResult
 from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, SamplingParams
 from worker.steploop import StepLoop
@@ -82,15 +82,20 @@ class Answer:
 
 
 class SpyRunner(FakeRunner):
-    """Remembers the plans."""
+    """Remembers the plans; loses a step on demand, after writing half of it."""
+
+    def __init__(self, model: FakeModel, *, sleep, clock, rng) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(model, sleep=sleep, clock=clock, rng=rng)
+        self.plans: list[StepPlan] = []
+        self.fail_next = False
 
     def run(self, plan: StepPlan) -> StepResult:
-        self.__dict__.setdefault("plans", []).append(plan)
+        self.plans.append(plan)
+        if self.fail_next:
+            self.fail_next = False
+            super().run(StepPlan(plan.chunks[: len(plan.chunks) // 2]))
+            raise RunnerError("lost on purpose")
         return super().run(plan)
-
-    @property
-    def plans(self) -> list[StepPlan]:
-        return self.__dict__.setdefault("plans", [])
 
 
 class Rig:

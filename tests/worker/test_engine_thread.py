@@ -1,0 +1,263 @@
+"""The engine with its thread, as the server uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from enginerig import ROOT, Reference, decode, greedy, prompt, replay
+
+from shared.errors import BadRequest, ContextLengthExceeded, InternalError, NoCapacity
+from shared.events import CacheEvent
+from shared.paging import BlockPool
+from worker.detokenise import Detokenizer
+from worker.engine import Delta, Engine, GenerationRequest, StepRecord
+from worker.fake_runner import FakeModel, FakeRunner
+from worker.runner import StepPlan, StepResult
+from worker.scheduler import Scheduler
+from worker.sequence import FinishReason, SamplingParams
+
+N_BLOCKS = 60
+
+
+class GatedRunner(FakeRunner):
+    """Computes steps only while its gate is open."""
+
+    gate: threading.Event
+    entered: threading.Event
+    broken: bool = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.entered.set()
+        assert self.gate.wait(20)
+        if self.broken:
+            raise ZeroDivisionError("a bug")
+        return super().run(plan)
+
+
+class Fixture:
+    def __init__(self, on_events: Callable[[list[CacheEvent]], None] | None = None) -> None:
+        model = FakeModel(N_BLOCKS, 16)
+        self.runner = GatedRunner(
+            model, sleep=lambda _: None, clock=time.monotonic, rng=random.Random(1)
+        )
+        self.runner.gate, self.runner.entered = threading.Event(), threading.Event()
+        self.runner.gate.set()
+        self.events: list[CacheEvent] = []
+        self.batches = 0
+        self.records: list[StepRecord] = []
+        self.scheduler = Scheduler(
+            BlockPool(N_BLOCKS, 16),
+            max_batch_tokens=64,
+            max_running=16,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            max_waiting=50,
+        )
+        self.engine = Engine(
+            self.runner,
+            self.scheduler,
+            lambda tokens: Detokenizer(decode, tokens),
+            time.monotonic,
+            on_events or self.collect,
+            self.records.append,
+        )
+
+    def collect(self, events: list[CacheEvent]) -> None:
+        self.events += events
+        self.batches += 1
+
+    async def answer(self, request: GenerationRequest) -> list[Delta]:
+        return [delta async for delta in self.engine.generate(request)]
+
+    async def idle(self) -> None:
+        """Until the engine has nothing left; bounded by the test's timeout."""
+        while not await self.engine.call(lambda: self.scheduler.idle):
+            pass
+        await self.engine.call(self.scheduler.check)
+        assert self.scheduler.pool.available == N_BLOCKS
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Fixture]:
+    made = Fixture()
+    made.engine.start()
+    yield made
+    made.runner.gate.set()
+    await made.engine.stop()
+
+
+def request(name: str, length: int = 50, params: SamplingParams | None = None) -> GenerationRequest:
+    tokens = prompt(random.Random(length), length)
+    return GenerationRequest(name, tokens, params or greedy(20), ROOT)
+
+
+async def test_concurrent_answers_equal_the_reference(rig: Fixture) -> None:
+    reference = Reference()
+    requests = [request(str(each), 10 + each) for each in range(40)]
+    answers = await asyncio.gather(*(rig.answer(each) for each in requests))
+    for asked, deltas in zip(requests, answers, strict=True):
+        text, tokens, *_ = reference.outcome(asked.prompt_tokens, asked.params)
+        assert "".join(delta.text for delta in deltas) == text
+        assert [token for delta in deltas for token in delta.token_ids] == tokens
+        assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [
+            True
+        ]
+    await rig.idle()
+    assert sum(record.tokens for record in rig.records) > 0
+    assert sum(rig.engine.stats().steps.values()) == len(rig.records)
+
+
+async def test_closing_an_answer_frees_its_blocks(rig: Fixture) -> None:
+    stream = rig.engine.generate(request("a", params=greedy(900, ignore_eos=True)))
+    async with contextlib.aclosing(stream):
+        async for delta in stream:
+            if delta.output_tokens == 3:
+                break
+    await rig.idle()
+    assert rig.engine.load().running == 0
+
+
+async def test_cancelling_a_waiting_client_aborts(rig: Fixture) -> None:
+    rig.runner.gate.clear()
+    tasks = [asyncio.create_task(rig.answer(request(str(each)))) for each in range(20)]
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    rig.runner.gate.set()
+    await rig.idle()
+
+
+async def test_abort_by_id_ends_the_stream(rig: Fixture) -> None:
+    rig.runner.gate.clear()
+    task = asyncio.create_task(rig.answer(request("a")))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    rig.engine.abort("a")
+    rig.engine.abort("a")
+    rig.engine.abort("never heard of")
+    rig.runner.gate.set()
+    deltas = await task
+    assert deltas[-1].finish is FinishReason.ABORT
+    await rig.idle()
+
+
+async def test_refusals_come_before_the_first_delta(rig: Fixture) -> None:
+    bad = {
+        BadRequest: GenerationRequest("a", (), greedy(1), ROOT),
+        ContextLengthExceeded: request("b", N_BLOCKS * 16),
+    }
+    for error, asked in bad.items():
+        with pytest.raises(error):
+            await rig.answer(asked)
+    for token in (-1, 259):
+        with pytest.raises(BadRequest, match="vocabulary"):
+            await rig.answer(GenerationRequest("c", (1, token), greedy(1), ROOT))
+
+
+async def test_a_full_queue_is_refused(rig: Fixture) -> None:
+    rig.runner.gate.clear()
+    first = asyncio.create_task(rig.answer(request("first")))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    tasks = [asyncio.create_task(rig.answer(request(str(each), 20 + each))) for each in range(60)]
+    await asyncio.sleep(0)
+    assert rig.engine.load().waiting == 60
+    rig.runner.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(result, NoCapacity) for result in results) == 10
+    await first
+    await rig.idle()
+
+
+async def test_events_are_handed_on_before_the_deltas_of_their_step() -> None:
+    seen: list[str] = []
+    rig = Fixture(lambda events: seen.append("events"))
+    rig.engine.start()
+    stream = rig.engine.generate(request("a", 40, greedy(1)))
+    seen.extend([f"delta {delta.finish}" async for delta in stream])
+    assert seen == ["events", "delta length"]
+    await rig.engine.stop()
+
+
+async def test_a_snapshot_agrees_with_the_batches_before_it(rig: Fixture) -> None:
+    await asyncio.gather(*(rig.answer(request(str(each), 30 * each + 5)) for each in range(12)))
+    batches, keys = await rig.engine.snapshot()
+    assert batches == rig.batches
+    assert replay(rig.events) == set(keys)
+    assert keys
+    await rig.engine.flush_cache()
+    batches, keys = await rig.engine.snapshot()
+    assert (batches, keys) == (rig.batches, [])
+    assert replay(rig.events) == set()
+
+
+async def test_health_tells_a_stuck_step(rig: Fixture) -> None:
+    now = time.monotonic()
+    assert rig.engine.healthy(now)
+    rig.runner.gate.clear()
+    task = asyncio.create_task(rig.answer(request("a")))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    assert rig.engine.healthy(time.monotonic())
+    assert not rig.engine.healthy(time.monotonic() + 31)
+    rig.runner.gate.set()
+    await task
+    await rig.idle()
+    assert rig.engine.healthy(time.monotonic() + 31)
+
+
+async def test_stop_lets_running_answers_finish_and_refuses_new_ones(rig: Fixture) -> None:
+    rig.runner.gate.clear()
+    task = asyncio.create_task(rig.answer(request("a")))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    stopping = asyncio.create_task(rig.engine.stop(20.0))
+    await asyncio.sleep(0)
+    with pytest.raises(NoCapacity):
+        await rig.answer(request("b"))
+    assert rig.engine.load().draining
+    rig.runner.gate.set()
+    deltas = await task
+    assert deltas[-1].finish in (FinishReason.STOP, FinishReason.LENGTH)
+    await stopping
+    assert not rig.engine.healthy(time.monotonic())
+
+
+async def test_stop_without_patience_aborts(rig: Fixture) -> None:
+    rig.runner.gate.clear()
+    task = asyncio.create_task(rig.answer(request("a", params=greedy(900, ignore_eos=True))))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    stopping = asyncio.create_task(rig.engine.stop())
+    for _ in range(20):  # the order to halt is in the inbox before the first step ends
+        await asyncio.sleep(0)
+    rig.runner.gate.set()
+    await stopping
+    assert (await task)[-1].finish is FinishReason.ABORT
+
+
+async def test_a_crash_leaves_nobody_waiting(rig: Fixture) -> None:
+    rig.runner.gate.clear()
+    tasks = [asyncio.create_task(rig.answer(request(str(each)))) for each in range(3)]
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    question = asyncio.create_task(rig.engine.call(lambda: 1))
+    await asyncio.sleep(0)
+    rig.runner.broken = True
+    rig.runner.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(
+        isinstance(each, NoCapacity) or each[-1].finish is FinishReason.ERROR for each in answers
+    )
+    with pytest.raises(InternalError):
+        await question
+    with pytest.raises(InternalError):
+        await rig.answer(request("late"))
+    assert not rig.engine.healthy(time.monotonic())
+
+
+async def test_errors_in_a_call_go_to_the_caller(rig: Fixture) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await rig.engine.call(lambda: 1 // 0)
+    assert await rig.engine.call(lambda: 2) == 2
