@@ -49,7 +49,7 @@ def paged_attention(
     layer = batch.pool.layers[module]
     layer.write(batch.write_slots, key[0], value[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if batch.paged is not None and not layer.spec.capped:
+    if batch.paged is not None:
         out = _varlen(query[0], layer, batch.paged, batch.pool.block_size, scale)
         return out[None], None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
@@ -198,5 +198,6 @@ def may_use_varlen(device: torch.device, layers: list[LayerKv]) -> bool:
     return device.type == "cuda" and all(
         layer.spec.dtype in (torch.float16, torch.bfloat16)
         and layer.spec.key_dim == layer.spec.value_dim <= _MAX_VARLEN_DIM
+        and not layer.spec.capped
         for layer in layers
     )

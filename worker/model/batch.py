@@ -67,7 +67,7 @@ class StepBatch:
     """Rows whose logits are wanted."""
     pool: KvPool
     paged: PagedIndex | None
-    """Set if the device has a kernel for block tables; spans then go unread where it serves."""
+    """Set if a kernel that reads block tables is used; the spans' slots then stay on the CPU."""
 
     @property
     def views(self) -> int:
@@ -91,7 +91,8 @@ def build_batch(plan: StepPlan, pool: KvPool, device: torch.device, *, paged: bo
             writes.append(torch.arange(slots.start + chunk.start, slots.stop))
         else:
             writes.append(slots[chunk.start :])
-            slots = slots.to(device, non_blocking=True)
+            if not paged:
+                slots = slots.to(device, non_blocking=True)
         spans.append(Span(row, len(chunk.tokens), chunk.start, slots))
         if chunk.sample:
             sampled.append(len(ids) - 1)

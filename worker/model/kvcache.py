@@ -57,12 +57,14 @@ class KvPool:
     ) -> None:
         self.n_blocks, self.block_size = n_blocks, block_size
         slots = n_blocks * block_size
-        # zeros, not empty: on Linux their pages cost nothing until they are written
+        # On a CPU nothing reads a slot that was not written, and untouched pages cost no memory.
+        # Kernels on a GPU load whole tiles before they mask, where a NaN would survive.
+        new = torch.empty if device.type == "cpu" else torch.zeros
         self.layers: dict[nn.Module, LayerKv] = {
             module: LayerKv(
                 spec,
-                torch.zeros(slots, spec.kv_heads, spec.key_dim, dtype=spec.dtype, device=device),
-                torch.zeros(slots, spec.kv_heads, spec.value_dim, dtype=spec.dtype, device=device),
+                new(slots, spec.kv_heads, spec.key_dim, dtype=spec.dtype, device=device),
+                new(slots, spec.kv_heads, spec.value_dim, dtype=spec.dtype, device=device),
             )
             for module, spec in specs.items()
         }

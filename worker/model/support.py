@@ -22,6 +22,7 @@ from worker.model.kvcache import LayerSpec
 
 _PROBE = "headwater_probe"
 _PROBE_TOKENS = 3
+_LEAST_REACH = 64
 _HARMLESS = frozenset(
     "scaling sliding_window position_ids cache past_key_values use_cache cache_position "
     "output_attentions output_hidden_states output_router_logits return_dict layer_past".split()
@@ -70,9 +71,10 @@ def check_config(config: PreTrainedConfig) -> None:
         raise Unsupported(f"{kind} uses latent attention (MLA), which needs its own cache")
 
 
-def inspect_layers(model: PreTrainedModel) -> dict[nn.Module, LayerSpec]:
+def inspect_layers(model: PreTrainedModel, longest: int) -> dict[nn.Module, LayerSpec]:
     """Run a few tokens and note what each attention module keeps and sees.
 
+    ``longest``: tokens of the longest sequence; a window beyond it is none.
     Leaves the model with the attention implementation it had. Raises ``Unsupported``.
     """
     kind = model.config.model_type
@@ -81,7 +83,7 @@ def inspect_layers(model: PreTrainedModel) -> dict[nn.Module, LayerSpec]:
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise Unsupported(f"{kind} computes logits for every token (no logits_to_keep)")
     text = model.config.get_text_config(decoder=True)
-    probe = _Probe(reach=getattr(text, "max_position_embeddings", None) or 1 << 16)
+    probe = _Probe(reach=max(longest, _LEAST_REACH))
     _run_probe(model, probe)
     expected = text.num_hidden_layers
     if len(probe.layers) != expected:
@@ -121,11 +123,13 @@ def _probe_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: object,
-    probe: _Probe,
+    probe: _Probe | None = None,
     **context: Any,
 ) -> tuple[Tensor, None]:
     """In place of attention: note the layer and return zeros of the right shape."""
     kind = type(module).__name__
+    if probe is None:
+        raise Unsupported(f"{kind} does not hand keyword arguments on to attention")
     if module in probe.layers:
         raise Unsupported(f"{kind} attends twice in one pass")
     cap = context.pop("softcap", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,12 +121,13 @@ def describe(
     check_config(model.config)
     text = model.config.get_text_config(decoder=True)
     head: Any = model.get_output_embeddings
+    longest = _length_limit(text, max_model_len)
     return LoadedModel(
         model=model,
-        layers=inspect_layers(model),
+        layers=inspect_layers(model, longest),
         source=source,
         name=name,
-        max_model_len=_length_limit(text, max_model_len),
+        max_model_len=longest,
         vocab_size=head().weight.shape[0],
         eos_token_ids=_eos_ids(model.generation_config, text),
     )
@@ -207,7 +209,7 @@ def _length_limit(text: PreTrainedConfig, wanted: int) -> int:
     for rope in _rope_settings(text):
         if rope.get("rope_type") == "longrope":
             # beyond it all positions rotate otherwise, so KV kept from before would be wrong
-            limit = rope.get("original_max_position_embeddings") or limit
+            limit = min(limit or sys.maxsize, rope["original_max_position_embeddings"])
             reason = "the length up to which this model's rotary frequencies stay the same"
     if limit is None:
         if not wanted:

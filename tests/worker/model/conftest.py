@@ -206,8 +206,14 @@ def any_driver(request: pytest.FixtureRequest, driver: Callable[..., Driver]) ->
 
 
 @pytest.fixture(scope="session")
-def config_of() -> Callable[..., Any]:
-    """``config_of(kind, **changes)``: a tiny configuration."""
+def tiny_size() -> dict[str, Any]:
+    """Configuration fields that make any architecture tiny."""
+    return dict(_SIZE)
+
+
+@pytest.fixture(scope="session")
+def config_of_kind() -> Callable[..., Any]:
+    """``config_of_kind(kind, **changes)``: a tiny configuration."""
     return make_config
 
 
