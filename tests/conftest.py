@@ -179,38 +179,53 @@ FAST_FAKE = {
 }
 
 
-@pytest.fixture
-def worker_process(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
-    """``factory(*flags, env={}, wait=True)`` starts one more worker, the quick fake by default.
+@dataclass(eq=False)
+class WorkerLauncher:
+    """Starts workers whose output goes to ``directory``, and ends them all."""
 
-    Flags come after ``--model fake --port P --admin-port Q``; a later ``--model`` wins.
-    """
-    workers: list[WorkerProcess] = []
+    directory: Path
+    workers: list[WorkerProcess] = field(default_factory=list)
 
-    def start(
-        *flags: str, env: Mapping[str, str] | None = None, wait: bool = True
+    def __call__(
+        self, *flags: str, env: Mapping[str, str] | None = None, wait: bool = True
     ) -> WorkerProcess:
+        """One more worker, the quick fake by default.
+
+        ``flags`` come after ``--model fake --port P --admin-port Q``; a later ``--model`` wins.
+        """
         port, admin_port = pick_port(), pick_port()
         command = [sys.executable, "-P", "-m", "worker", "--model", "fake"]
         command += ["--port", str(port), "--admin-port", str(admin_port), *flags]
-        stdout = tmp_path / f"worker{len(workers)}.out"
-        stderr = tmp_path / f"worker{len(workers)}.err"
+        stdout = self.directory / f"worker{len(self.workers)}.out"
+        stderr = self.directory / f"worker{len(self.workers)}.err"
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(
                 command, stdout=out, stderr=err, env={**os.environ, **FAST_FAKE, **(env or {})}
             )
-        worker = WorkerProcess(
-            process,
-            f"http://127.0.0.1:{port}",
-            f"http://127.0.0.1:{admin_port}",
-            stdout,
-            stderr,
-        )
-        workers.append(worker)
+        url, admin_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+        worker = WorkerProcess(process, url, admin_url, stdout, stderr)
+        self.workers.append(worker)
         if wait:
             worker.await_ready()
         return worker
 
-    yield start
-    for worker in workers:
-        end_process(worker.process)
+    def end(self) -> None:
+        """End what still runs."""
+        for worker in self.workers:
+            end_process(worker.process)
+
+
+@pytest.fixture
+def worker_process(tmp_path: Path) -> Iterator[WorkerLauncher]:
+    """``factory(*flags, env={}, wait=True)`` starts one more worker of this test."""
+    launcher = WorkerLauncher(tmp_path)
+    yield launcher
+    launcher.end()
+
+
+@pytest.fixture(scope="module")
+def fake_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """One quick fake worker for all tests of a module."""
+    launcher = WorkerLauncher(tmp_path_factory.mktemp("worker"))
+    yield launcher()
+    launcher.end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -134,14 +135,21 @@ def assemble(
     return loaded, log, _publisher(service, log)
 
 
+def check_redis(url: str) -> None:
+    """Raise ``ConfigError`` for a URL that no client could use; a password is not repeated."""
+    if url in NO_REDIS:
+        return
+    try:
+        parse_url(url)
+    except ValueError as error:
+        shown = re.sub(r"//[^@/]*@", "//***@", url)
+        raise ConfigError("redis.url", shown, str(error)) from None
+
+
 def _publisher(service: Service, log: EventLog) -> RedisPublisher | None:
     config = service.config
     if config.redis.url in NO_REDIS:
         return None
-    try:
-        parse_url(config.redis.url)
-    except ValueError as error:
-        raise ConfigError("redis.url", config.redis.url, str(error)) from None
     published = Published(service.info, service.load, service.contents, service.able)
     return RedisPublisher(
         config.redis,

@@ -23,7 +23,7 @@ from aiohttp.typedefs import Middleware
 from shared.errors import ConfigError
 from shared.types import WorkerId
 from worker.admin import admin_app, check_exposure
-from worker.build import Model, assemble, load_model, served_names
+from worker.build import Model, assemble, check_redis, load_model, served_names
 from worker.config import WorkerConfig
 from worker.eventlog import EventLog
 from worker.publish import RedisPublisher
@@ -55,6 +55,7 @@ class WorkerServer:
         announce: Callable[[str], None],
     ) -> None:
         check_exposure(config.serve)
+        check_redis(config.redis.url)
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
         self._stopping = asyncio.Event()
