@@ -67,3 +67,7 @@ class RedisKeys:
     def bookings(self, gateway: str) -> str:
         """STRING: the work one gateway has booked, by worker."""
         return f"hw:{{{self.deployment}.g}}:load:{gateway}"
+
+    def gateways(self) -> str:
+        """SET of gateway ids that share bookings; in the same slot as their values."""
+        return f"hw:{{{self.deployment}.g}}:gateways"

@@ -1,0 +1,74 @@
+"""Where workers come from. A source only says where somebody may be; who it is, the address tells.
+
+A source hands out sightings; it never says that a worker is dead. That is judged from probes, and
+for workers that registered themselves also from their lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from shared.errors import ConfigError
+from shared.load import WorkerInfo, WorkerLoad
+from shared.types import Epoch, WorkerId
+
+
+class Source(StrEnum):
+    """Who named a worker. ``REDIS`` alone lets it go by itself; the others keep it, down or not."""
+
+    STATIC = "static"
+    REDIS = "redis"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A worker's registration, as one look into a source found it."""
+
+    info: WorkerInfo
+    epoch: Epoch
+    seq: int
+    """Last event batch that it had published."""
+    load: WorkerLoad | None
+    """None: not told, or the same as at the look before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Everything that one look into a source found."""
+
+    sightings: dict[WorkerId, Sighting]
+    listed: frozenset[WorkerId]
+    """Names in the source's lists, with a lease or without."""
+    unreadable: int = 0
+    """Registrations that could not be read."""
+
+
+def worker_url(key: str, text: str) -> str:
+    """A worker's base URL without trailing slash.
+
+    :raises ConfigError: no http(s) URL with a host; ``key`` is named in the message.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(key, text, str(error)) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(key, text, "must look like http://host:port")
+    if parts.query or parts.fragment:
+        raise ConfigError(key, text, "must not have a query or a fragment")
+    if port == 0:
+        raise ConfigError(key, text, "port 0 is no address")
+    return text.rstrip("/")
+
+
+def address_of(url: str) -> str:
+    """``host:port`` of a base URL."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"

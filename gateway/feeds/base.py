@@ -1,0 +1,63 @@
+"""What the feeds need of the router: they push facts into it and never ask it for a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.decision import Booked
+from gateway.index.base import Applied
+from gateway.routing.base import Trust
+from shared.events import EventBatch
+from shared.load import WorkerInfo, WorkerLoad
+from shared.types import WorkerId
+
+
+class FedRouter(Protocol):
+    """The part of :class:`gateway.router.Router` that background tasks call. All synchronous."""
+
+    def join(self, info: WorkerInfo, now: float) -> None:
+        """Idempotent; a new epoch means it restarted; new models or a new URL are taken over."""
+        ...
+
+    def leave(self, worker: WorkerId, now: float, reason: str) -> None:
+        """Unknown workers are fine."""
+        ...
+
+    def set_health(self, worker: WorkerId, healthy: bool, now: float, reason: str) -> None:
+        """Result of a probe."""
+        ...
+
+    def drain(self, worker: WorkerId, now: float) -> bool:
+        """No new requests."""
+        ...
+
+    def undrain(self, worker: WorkerId, now: float) -> bool:
+        """New requests again."""
+        ...
+
+    def set_trust(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
+        """How far the index is believed."""
+        ...
+
+    def apply_load(self, worker: WorkerId, load: WorkerLoad, now: float) -> None:
+        """What the worker says about its load."""
+        ...
+
+    def apply_events(self, batch: EventBatch, now: float) -> Applied:
+        """One batch of cache events."""
+        ...
+
+
+class SharesBookings(Protocol):
+    """The part of the router that gateways tell each other about."""
+
+    def bookings(self, now: float) -> Mapping[WorkerId, Booked]:
+        """Own booked work by worker, without the idle ones. Pure."""
+        ...
+
+    def apply_peer_bookings(
+        self, gateway: str, booked: Mapping[WorkerId, Booked], now: float
+    ) -> None:
+        """What another gateway has booked; replaces what it told before, empty clears it."""
+        ...

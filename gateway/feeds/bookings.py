@@ -1,0 +1,137 @@
+"""Gateways tell each other what they have booked, so that they do not all pick the same worker.
+
+Each owns one value that is replaced twice a second and dies with it after two seconds: a gateway
+that crashed leaks nothing, and nothing can become negative.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from random import Random
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from gateway.decision import Booked
+from gateway.feeds.base import SharesBookings
+from gateway.feeds.link import RedisLink, RedisLost
+from gateway.feeds.redisfeed import Backoff
+from gateway.index.redis import Command, Reply
+from gateway.index.stats import FeedStats
+from shared.rediskeys import BOOKING_TTL_MS, LOG_TTL_MS, RedisKeys
+from shared.types import WorkerId
+
+EVERY_S = 0.5
+PEERS_LIMIT = 256
+"""Peers read at most; more than that are never seen in one deployment."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(dict[str, tuple[float, int, int]])
+
+
+def encode_bookings(booked: Mapping[WorkerId, Booked]) -> bytes:
+    """``{worker: (prefill_s, decode_tokens, count)}`` as msgpack."""
+    return _ENCODER.encode(
+        {name: (work.prefill_s, work.decode_tokens, work.count) for name, work in booked.items()}
+    )
+
+
+def decode_bookings(data: bytes) -> dict[WorkerId, Booked]:
+    """Inverse; raises ``msgspec.DecodeError``. Negative values count as none."""
+    return {
+        WorkerId(name): Booked(max(0.0, prefill_s), max(0, tokens), max(0, count))
+        for name, (prefill_s, tokens, count) in _DECODER.decode(data).items()
+    }
+
+
+class BookingExchange:
+    """Publishes one gateway's bookings and reads the others'."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        keys: RedisKeys,
+        router: SharesBookings,
+        gateway_id: str,
+        stats: FeedStats,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._link, self._keys, self._router, self._id = link, keys, router, gateway_id
+        self._stats, self._clock, self._rng = stats, clock, rng
+        self._heard: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Exchange for ever; an outage only means that the others' work is forgotten."""
+        backoff = Backoff(self._rng)
+        try:
+            while True:
+                try:
+                    await self.exchange()
+                    backoff.reset()
+                    await asyncio.sleep(EVERY_S)
+                except RedisLost:
+                    self.expire()
+                    await backoff.pause()
+        finally:
+            await self._link.drop()
+
+    async def exchange(self) -> None:
+        """Write ours, read theirs: two round trips."""
+        members = self._keys.gateways()
+        value = encode_bookings(self._router.bookings(self._clock()))
+        publish: list[Command] = [
+            ("SET", self._keys.bookings(self._id), value, "PX", BOOKING_TTL_MS),
+            ("SADD", members, self._id),
+            ("PEXPIRE", members, LOG_TTL_MS),
+            ("SMEMBERS", members),
+        ]
+        *written, listed = await self._link.call(publish)
+        for reply in written:
+            if isinstance(reply, ResponseError):
+                raise RedisLost(f"bookings: {reply}")
+        await self._read(self._peers(listed))
+        self.expire()
+
+    def _peers(self, listed: Reply) -> list[str]:
+        if not isinstance(listed, list):
+            return []
+        names = (name.decode("utf-8", "replace") for name in listed)
+        return sorted(name for name in names if name != self._id)[:PEERS_LIMIT]
+
+    async def _read(self, peers: list[str]) -> None:
+        if not peers:
+            return
+        [values] = await self._link.call([("MGET", *map(self._keys.bookings, peers))])
+        if not isinstance(values, list):
+            return
+        now = self._clock()
+        silent: list[str] = []
+        for peer, value in zip(peers, values, strict=True):
+            if value is None:
+                silent.append(peer)
+                self._forget(peer, now)
+                continue
+            try:
+                booked = decode_bookings(value)
+            except msgspec.DecodeError:
+                self._stats.decode_errors += 1
+                continue
+            self._heard[peer] = now
+            self._router.apply_peer_bookings(peer, booked, now)
+        if silent:
+            # One that only was slow adds itself again with its next value.
+            await self._link.call([("SREM", self._keys.gateways(), *silent)])
+
+    def expire(self) -> None:
+        """Forget the work of those that were not heard for as long as their value lives."""
+        now = self._clock()
+        for peer, heard in list(self._heard.items()):
+            if now - heard > BOOKING_TTL_MS / 1000:
+                self._forget(peer, now)
+        self._stats.peers = len(self._heard)
+
+    def _forget(self, peer: str, now: float) -> None:
+        if self._heard.pop(peer, None) is not None:
+            self._router.apply_peer_bookings(peer, {}, now)

@@ -1,0 +1,199 @@
+"""Everything that brings facts from outside into the router, started and stopped as one.
+
+    tending      one task per address: who is it, is it ready, how busy      -> join, health, load
+    registry     one look at the registrations in Redis each second          -> members, leases
+    log          the shared event log                                        -> events
+    checkpoints  contents of workers that just joined or have a gap          -> events
+    roads        per worker: through Redis or its own feed                   -> events, trust
+    bookings     what the other gateways have booked                         -> peers' bookings
+
+Requests never wait for any of this, and nothing here waits for a request: a Redis that is down,
+frozen or emptied costs the request path nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+import aiohttp
+
+from gateway.config import GatewayConfig
+from gateway.discovery.base import Source, worker_url
+from gateway.discovery.redis import RedisDiscovery
+from gateway.discovery.static import static_urls
+from gateway.feeds.base import FedRouter, SharesBookings
+from gateway.feeds.bookings import BookingExchange
+from gateway.feeds.health import Prober
+from gateway.feeds.link import RedisLink
+from gateway.feeds.redisfeed import CheckpointLoader, LogFollower
+from gateway.feeds.registry import RegistryWatch
+from gateway.feeds.roads import Roads
+from gateway.feeds.tasks import TaskSet
+from gateway.feeds.tending import Tender
+from gateway.index.replica import Replica
+from gateway.index.stats import FeedStats
+from shared.errors import BadRequest, ConfigError
+from shared.rediskeys import RedisKeys
+from shared.types import WorkerId
+
+PROBE_CONNECTIONS = 8
+"""To one worker at once: two probes, its feed, and what is just being closed."""
+
+
+class FedAndSharing(FedRouter, SharesBookings, Protocol):
+    """The router as the feeds see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where time and chance come from."""
+
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    rng: Random = field(default_factory=Random)
+
+
+class Feeds:
+    """The gateway's background side. ``start`` it in the event loop, ``stop`` it once.
+
+    :param router: everything goes there; its ``now`` is ``sources.clock``.
+    :param gateway_id: name of this process among all gateways of the deployment.
+    :raises ConfigError: a worker URL or the Redis URL is none.
+    """
+
+    def __init__(
+        self,
+        router: FedAndSharing,
+        config: GatewayConfig,
+        *,
+        gateway_id: str,
+        sources: Sources | None = None,
+    ) -> None:
+        self._router, self._config, self._id = router, config, gateway_id
+        self._sources = sources or Sources()
+        self._urls = static_urls(config.workers.urls)
+        self._links = _links(config)
+        self.stats = FeedStats(redis_configured=self._links is not None)
+        self._tasks = TaskSet(self.stats)
+        self._replica = Replica(router.apply_events, self.stats)
+        self._session: aiohttp.ClientSession | None = None
+        self._tender: Tender | None = None
+        self._roads: Roads | None = None
+
+    async def start(self) -> None:
+        """Begin in the background; waits for nobody."""
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=PROBE_CONNECTIONS)
+        self._session = session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
+        )
+        clock, rng, workers = self._sources.clock, self._sources.rng, self._config.workers
+        self._tender = tender = Tender(
+            self._router,
+            self._replica,
+            Prober(session, workers),
+            workers,
+            self.stats,
+            clock=clock,
+            wall=self._sources.wall,
+            rng=rng,
+        )
+        self._roads = roads = Roads(
+            self._router,
+            self._replica,
+            tender,
+            session,
+            workers,
+            self.stats,
+            clock=clock,
+            rng=rng,
+        )
+        if self._links is not None:
+            self._start_redis(self._links, tender, roads)
+        self._tasks.spawn("roads", roads.run)
+        for url in self._urls:
+            tender.add(url, Source.STATIC)
+
+    def _start_redis(self, links: tuple[RedisLink, ...], tender: Tender, roads: Roads) -> None:
+        keys = RedisKeys(self._config.deployment.name)
+        clock, rng = self._sources.clock, self._sources.rng
+        stats, replica = self.stats, self._replica
+        look_link, log_link, checkpoint_link, booking_link = links
+        follower = LogFollower(log_link, keys, replica, stats, clock, rng)
+        roads.checkpoints = CheckpointLoader(checkpoint_link, keys, replica, stats, clock, rng)
+        tender.on_new = follower.rewind
+
+        watch = RegistryWatch(look_link, RedisDiscovery(keys), stats, tender.looked, clock, rng)
+        exchange = BookingExchange(booking_link, keys, self._router, self._id, stats, clock, rng)
+        self._tasks.spawn("registry", watch.run)
+        self._tasks.spawn("log", follower.run)
+        self._tasks.spawn("checkpoints", roads.checkpoints.run)
+        self._tasks.spawn("bookings", exchange.run)
+
+    async def stop(self) -> None:
+        """End all tasks and connections. What the router knows stays."""
+        await self._tasks.close()
+        if self._roads is not None:
+            await self._roads.close()
+        if self._tender is not None:
+            await self._tender.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def add_worker(self, url: str) -> WorkerId:
+        """Take a worker in by hand; returns its name once it has said who it is.
+
+        :raises BadRequest: no URL, nobody answers there, or its name is taken.
+        """
+        tender = self._running()
+        try:
+            checked = worker_url("url", url.strip())
+        except ConfigError as error:
+            raise BadRequest(str(error), param="url") from error
+        known = tender.members.at(checked)
+        kept = known is not None
+        worker, reason = await tender.introduce(checked)
+        if worker is None:
+            member = tender.members.at(checked)
+            if member is not None and not kept:
+                tender.dismiss(member, "nobody there")
+            raise BadRequest(f"no worker at {checked}: {reason}", param="url")
+        return worker
+
+    def remove_worker(self, worker: WorkerId) -> bool:
+        """Let a worker go; this incarnation does not come back through Redis. False: unknown."""
+        tender = self._running()
+        member = tender.members.worker(worker)
+        if member is None:
+            return False
+        tender.dismiss(member, "removed", ban=True)
+        return True
+
+    def suspect(self, worker: WorkerId) -> None:
+        """A request to this worker failed: probe it now rather than at the next turn."""
+        if self._tender is not None:
+            self._tender.suspect(worker)
+
+    def _running(self) -> Tender:
+        if self._tender is None:
+            raise RuntimeError("the feeds were not started")
+        return self._tender
+
+
+def _links(config: GatewayConfig) -> tuple[RedisLink, ...] | None:
+    """One connection for each task that talks to Redis; None: works without."""
+    url = config.redis.url
+    if url == "none":
+        return None
+    try:
+        return tuple(RedisLink(url, config.redis.timeout_ms / 1000) for _ in range(4))
+    except ValueError as error:
+        raise ConfigError("redis.url", _without_secret(url), str(error)) from error
+
+
+def _without_secret(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

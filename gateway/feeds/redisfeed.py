@@ -1,0 +1,248 @@
+"""Following the shared log, and taking a worker's contents from its checkpoint.
+
+One task follows all shards' streams over one connection. It begins a little further back than a
+checkpoint can be old, so that checkpoint and log always meet; what both contain is skipped by its
+sequence number. A stream id is only a place to read on from: whether something is missing is judged
+by the sequence numbers alone (``gateway.index.replica``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import structlog
+
+from gateway.feeds.link import RedisLink, RedisLost
+from gateway.index.redis import (
+    LogEntry,
+    checkpoint_commands,
+    id_order,
+    is_replica,
+    last_id_commands,
+    lookback_id,
+    parse_checkpoint,
+    parse_entries,
+    parse_last_id,
+    read_command,
+    server_time_s,
+)
+from gateway.index.replica import Replica
+from gateway.index.stats import FeedStats
+from shared.blocks import stride_of
+from shared.rediskeys import RedisKeys
+from shared.types import WorkerId
+
+BLOCK_S = 1.0
+CHECK_EVERY_S = 1.0
+SLICE_S = 0.002
+"""Longest turn on the event loop while batches are applied."""
+JUMP_LAG_S = 10.0
+"""A log that is read this late is skipped; contents then come from checkpoints and workers."""
+CAUGHT_UP_S = 1.0
+RELOAD_S = 1.0
+"""A checkpoint that did not help is not read again sooner."""
+JITTER_S = 0.1
+PAUSES_S = (0.1, 2.0)
+
+
+class Backoff:
+    """Growing, jittered pauses between tries."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._next = PAUSES_S[0]
+
+    def reset(self) -> None:
+        """It worked."""
+        self._next = PAUSES_S[0]
+
+    async def pause(self) -> None:
+        """Wait a bit longer than last time."""
+        pause, self._next = self._next, min(self._next * 2, PAUSES_S[1])
+        await asyncio.sleep(pause * (0.5 + self._rng.random() / 2))
+
+
+class LogFollower:
+    """Reads the log of all shards into the replica, for ever."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        keys: RedisKeys,
+        replica: Replica,
+        stats: FeedStats,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._link, self._keys, self._replica, self._stats = link, keys, replica, stats
+        self._clock, self._rng = clock, rng
+        self._cursors: dict[int, bytes] = {}
+        self._rewind: set[int] = set(range(keys.shards))
+        self._catching_up: set[int] = set()
+        """Shards that are read from far back: their age says nothing about how we keep up."""
+        self._offset_s = 0.0
+        """Server's clock minus ours, at the last look."""
+        self._checked_at = 0.0
+        self._log: Any = structlog.get_logger("gateway.feeds")
+
+    def rewind(self, worker: WorkerId) -> None:
+        """Read a worker's shard from before its last checkpoint: it was not known until now."""
+        self._rewind.add(self._keys.shard_of(worker))
+
+    async def run(self) -> None:
+        """Follow; after an error begin again on a new connection, from the same place."""
+        backoff = Backoff(self._rng)
+        while True:
+            try:
+                await self._look_around()
+                backoff.reset()
+                while True:
+                    await self._read()
+                    if self._rewind or self._clock() - self._checked_at >= CHECK_EVERY_S:
+                        await self._look_around()
+            except RedisLost:
+                # The poll of the registrations tells about outages; here it is enough to go on.
+                await backoff.pause()
+            finally:
+                await self._link.drop()
+
+    async def _look_around(self) -> None:
+        """The server's clock and role, and whether our place in each stream still exists."""
+        commands = [("ROLE",), ("TIME",), *last_id_commands(self._keys)]
+        role, time_reply, *streams = await self._link.call(commands)
+        if is_replica(role):
+            raise RedisLost("it is a replica now")
+        try:
+            server_s = server_time_s(time_reply)
+        except ValueError as error:
+            raise RedisLost(str(error)) from error
+        self._offset_s = server_s - self._clock()
+        self._checked_at = self._replica.redis_at = self._clock()
+        for shard, reply in enumerate(streams):
+            cursor, last = self._cursors.get(shard), parse_last_id(reply)
+            if cursor is not None and last is not None and id_order(cursor) > id_order(last):
+                # Another log than the one we were reading: a failover, or a flush and a clock that
+                # went back. What was missed shows as a gap.
+                self._rewind.add(shard)
+                self._stats.cursor_resets += 1
+                self._log.info("redis_log_changed", shard=shard)
+        self._cursors |= dict.fromkeys(self._rewind, lookback_id(server_s))
+        self._catching_up |= self._rewind
+        self._rewind.clear()
+
+    async def _read(self) -> None:
+        command = read_command(self._keys, self._cursors, int(BLOCK_S * 1000))
+        [reply] = await self._link.call([command], wait_s=BLOCK_S)
+        if isinstance(reply, Exception):
+            raise RedisLost(f"XREAD: {reply}")
+        self._replica.redis_at = self._clock()
+        entries = parse_entries(self._keys, reply)
+        if not entries:
+            self._stats.index_lag_s = 0.0
+            self._catching_up.clear()
+            return
+        for entry in entries:
+            self._cursors[entry.shard] = entry.id
+        await self._apply(entries)
+        self._note_lag(entries)
+
+    async def _apply(self, entries: list[LogEntry]) -> None:
+        turn = self._clock()
+        for entry in entries:
+            now = self._clock()
+            if now - turn > SLICE_S:
+                await asyncio.sleep(0)
+                turn = now = self._clock()
+            batch = entry.batch()
+            if batch is None:
+                self._stats.decode_errors += 1
+            else:
+                self._replica.offer(batch, now)
+
+    def _note_lag(self, entries: list[LogEntry]) -> None:
+        newest = {entry.shard: entry.written_s for entry in entries}
+        server_s = self._clock() + self._offset_s
+        ages = {shard: max(0.0, server_s - written) for shard, written in newest.items()}
+        self._catching_up -= {shard for shard, age in ages.items() if age < CAUGHT_UP_S}
+        late = [age for shard, age in ages.items() if shard not in self._catching_up]
+        self._stats.index_lag_s = max(late, default=0.0)
+        if self._stats.index_lag_s > JUMP_LAG_S:
+            # Chasing costs more than starting over. What is missing then shows as a gap.
+            present = b"%d-0" % int((server_s - CAUGHT_UP_S) * 1000)
+            self._cursors |= dict.fromkeys(newest, present)
+            self._stats.cursor_resets += 1
+            self._log.warning("redis_log_skipped", lag_s=round(self._stats.index_lag_s, 1))
+
+
+class CheckpointLoader:
+    """Takes contents from checkpoints, one worker after the other, each at most once at a time."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        keys: RedisKeys,
+        replica: Replica,
+        stats: FeedStats,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._link, self._keys, self._replica, self._stats = link, keys, replica, stats
+        self._clock, self._rng = clock, rng
+        self._tried_at: dict[WorkerId, float] = {}
+        self._wanted: asyncio.Queue[WorkerId] = asyncio.Queue()
+        self._queued: set[WorkerId] = set()
+        self.insufficient: set[WorkerId] = set()
+        """Workers whose checkpoint did not close their gap: ask themselves."""
+
+    def want(self, worker: WorkerId) -> None:
+        """Ask for a worker's checkpoint; a repeated wish is one wish, and soon after it none."""
+        tried_at = self._tried_at.get(worker)
+        if worker in self._queued or worker in self.insufficient:
+            return
+        if tried_at is None or self._clock() - tried_at >= RELOAD_S:
+            self._queued.add(worker)
+            self._wanted.put_nowait(worker)
+
+    def settled(self, worker: WorkerId) -> None:
+        """The worker is in step again, or gone."""
+        self.insufficient.discard(worker)
+        self._tried_at.pop(worker, None)
+
+    async def run(self) -> None:
+        """Serve wishes for ever."""
+        try:
+            while True:
+                worker = await self._wanted.get()
+                try:
+                    await self._load(worker)
+                except RedisLost:
+                    self.insufficient.add(worker)
+                finally:
+                    self._queued.discard(worker)
+        finally:
+            await self._link.drop()
+
+    async def _load(self, worker: WorkerId) -> None:
+        followed = self._replica.get(worker)
+        if followed is None:
+            return
+        if followed.position is not None:
+            # All gateways see the same gap at the same moment.
+            await asyncio.sleep(self._rng.random() * JITTER_S)
+        self._tried_at[worker] = self._clock()
+        info = followed.info
+        replies = await self._link.call(checkpoint_commands(self._keys, worker, info.epoch))
+        checkpoint = parse_checkpoint(replies, info.epoch)
+        if checkpoint is not None:
+            batch = checkpoint.as_batch(worker, info.epoch, stride_of(info.block_size))
+            if self._replica.offer(batch, self._clock()).reason == "applied":
+                self._stats.checkpoint_resyncs += 1
+        followed = self._replica.get(worker)
+        if followed is None or followed.in_step:
+            return
+        if checkpoint is None or followed.pending:
+            # The log has gone on beyond the gap, so only the worker itself can close it.
+            self.insufficient.add(worker)

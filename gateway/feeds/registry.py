@@ -1,0 +1,82 @@
+"""Looking at the registrations each second; the one place that says whether Redis is up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import structlog
+
+from gateway.discovery.base import Look
+from gateway.discovery.redis import RedisDiscovery
+from gateway.feeds.link import RedisLink, RedisLost
+from gateway.feeds.redisfeed import Backoff
+from gateway.index.redis import cluster_enabled, is_replica
+from gateway.index.stats import FeedStats
+
+LOOK_EVERY_S = 1.0
+
+
+class RegistryWatch:
+    """Calls ``on_look(look, up_since)`` after each successful look."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        discovery: RedisDiscovery,
+        stats: FeedStats,
+        on_look: Callable[[Look, float], None],
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._link, self._discovery, self._stats, self._on_look = link, discovery, stats, on_look
+        self._clock, self._rng = clock, rng
+        self._up_since: float | None = None
+        self._told: bool | None = None
+        self._log: Any = structlog.get_logger("gateway.feeds")
+
+    async def run(self) -> None:
+        """Look for ever."""
+        backoff = Backoff(self._rng)
+        try:
+            while True:
+                try:
+                    await self.look_once()
+                    backoff.reset()
+                    await asyncio.sleep(LOOK_EVERY_S)
+                except RedisLost as error:
+                    self._note_down(str(error))
+                    await backoff.pause()
+        finally:
+            await self._link.drop()
+
+    async def look_once(self) -> None:
+        """One look; :class:`RedisLost` if the server cannot be used."""
+        role, cluster = await self._link.call([("ROLE",), ("INFO", "cluster")])
+        try:
+            if is_replica(role):
+                raise RedisLost("it is a replica: writes would be refused")
+            if cluster_enabled(cluster):
+                raise RedisLost("Redis Cluster is not supported: give a single server's address")
+        except RedisLost:
+            await self._link.drop()
+            raise
+        look = await self._discovery.look(self._link)
+        self._stats.decode_errors += look.unreadable
+        if self._up_since is None:
+            self._up_since = self._clock()
+        self._stats.redis_up, self._stats.redis_reason = True, ""
+        if self._told is not True:
+            self._told = True
+            self._log.info("redis_up", workers=len(look.sightings))
+        self._on_look(look, self._up_since)
+
+    def _note_down(self, reason: str) -> None:
+        self._stats.redis_outages += self._up_since is not None
+        self._up_since = None
+        self._stats.redis_up, self._stats.redis_reason = False, reason
+        if self._told is not False:
+            self._told = False
+            self._log.warning("redis_down", reason=reason)

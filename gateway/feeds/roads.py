@@ -1,0 +1,166 @@
+"""Which road each worker's events take, and how far they are believed because of it.
+
+    redis up, registration fresh   the shared log; a hole is closed from the checkpoint, and if that
+                                   cannot do it, from the worker's own feed
+    otherwise                      the worker's own feed
+Both may run at once for a while: batches that come twice are skipped by their numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from random import Random
+from typing import Any
+
+import aiohttp
+import structlog
+
+from gateway.config import WorkersConfig
+from gateway.feeds.base import FedRouter
+from gateway.feeds.httpfeed import FeedBroken, read_feed
+from gateway.feeds.redisfeed import Backoff, CheckpointLoader
+from gateway.feeds.tasks import TaskSet
+from gateway.feeds.tending import Tender
+from gateway.index.replica import Followed, Replica, starts_anew
+from gateway.index.stats import FeedStats
+from gateway.routing.base import Trust
+from shared.types import WorkerId
+
+TICK_S = 0.25
+BY_REDIS_S = 2.5
+"""Without news from Redis for this long, a worker is asked itself."""
+SETTLE_S = 2.0
+"""A worker's own feed is kept until Redis has carried its events for this long."""
+PATIENCE_S = 2.0
+"""The log has this long to close a hole by itself (it is being read from further back)."""
+
+
+class Roads:
+    """Starts and stops the workers' own feeds, asks for checkpoints, and reports trust."""
+
+    def __init__(
+        self,
+        router: FedRouter,
+        replica: Replica,
+        tender: Tender,
+        session: aiohttp.ClientSession,
+        config: WorkersConfig,
+        stats: FeedStats,
+        *,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._router, self._replica, self._tender = router, replica, tender
+        self._session, self._config, self._stats = session, config, stats
+        self._clock, self._rng = clock, rng
+        self._headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+        self._feeds = TaskSet(stats)
+        self._told: dict[WorkerId, tuple[int, Trust, str]] = {}
+        self._hole_since: dict[WorkerId, float] = {}
+        self._redis_since: dict[WorkerId, float] = {}
+        self.checkpoints: CheckpointLoader | None = None
+        """Set where Redis is configured."""
+        self._log: Any = structlog.get_logger("gateway.feeds")
+
+    async def run(self) -> None:
+        """Decide anew four times a second, for ever."""
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def close(self) -> None:
+        """Stop all feeds."""
+        await self._feeds.close()
+
+    def tick(self) -> None:
+        """Bring feeds, wishes and trust in line with what is known now."""
+        now = self._clock()
+        wanted: set[WorkerId] = set()
+        for followed in self._replica:
+            self._tell_trust(followed, now)
+            if followed.info.event_feed and self._wants_own_feed(followed, now):
+                wanted.add(followed.info.id)
+        for worker in wanted:
+            self._feeds.spawn(worker, self._reader(worker))
+        for key in self._feeds.running():
+            if key not in wanted:
+                self._feeds.cancel(key)
+        self._stats.http_feeds = len(wanted)
+        self._forget_strangers()
+
+    def _reader(self, worker: WorkerId) -> Callable[[], Any]:
+        return lambda: self.read_own_feed(worker)
+
+    def _forget_strangers(self) -> None:
+        known = {followed.info.id for followed in self._replica}
+        for book in (self._told, self._hole_since, self._redis_since):
+            for worker in book.keys() - known:
+                del book[worker]
+
+    def _tell_trust(self, followed: Followed, now: float) -> None:
+        info = followed.info
+        trust, reason = self._replica.trust(followed, now)
+        before = self._told.get(info.id)
+        if before == (info.epoch, trust, reason):
+            return
+        self._told[info.id] = (info.epoch, trust, reason)
+        self._router.set_trust(info.id, trust, reason, now)
+        if before is None or before[1] is not trust:
+            self._log.info("worker_trust", worker=info.id, trust=str(trust), reason=reason)
+
+    def _wants_own_feed(self, followed: Followed, now: float) -> bool:
+        worker = followed.info.id
+        if followed.in_step:
+            self._hole_since.pop(worker, None)
+            if self.checkpoints is not None:
+                self.checkpoints.settled(worker)
+        if not self._stats.redis_up or not self._replica.by_redis(followed, now, BY_REDIS_S):
+            self._redis_since.pop(worker, None)
+            return True
+        since = self._redis_since.setdefault(worker, now)
+        if followed.in_step:
+            return worker in self._feeds and now - since < SETTLE_S
+        return self._hole_needs_worker(worker, now)
+
+    def _hole_needs_worker(self, worker: WorkerId, now: float) -> bool:
+        since = self._hole_since.setdefault(worker, now)
+        if self.checkpoints is None or now - since > PATIENCE_S:
+            return True
+        if worker in self.checkpoints.insufficient:
+            return True
+        self.checkpoints.want(worker)
+        return worker in self._feeds
+
+    async def read_own_feed(self, worker: WorkerId) -> None:
+        """Follow one worker's own feed until cancelled, or until the worker has left."""
+        backoff = Backoff(self._rng)
+        whole = False
+        while (followed := self._replica.get(worker)) is not None:
+            feed = read_feed(
+                self._session,
+                followed.info.url,
+                None if whole else self._replica.resume_after(worker),
+                connect_s=self._config.connect_timeout_s,
+                headers=self._headers,
+            )
+            whole = False
+            try:
+                async with aclosing(feed):
+                    async for batch in feed:
+                        now = self._clock()
+                        self._replica.heard_http(worker, now)
+                        backoff.reset()
+                        if batch is None:
+                            continue
+                        applied = self._replica.offer(batch, now)
+                        self._stats.http_resyncs += starts_anew(batch) and applied.ok
+                        if not applied.ok:
+                            whole = applied.reason == "gap"
+                            break
+            except FeedBroken as error:
+                self._log.info("worker_feed_broken", worker=worker, reason=str(error))
+            # It may have restarted, or gone: its address knows.
+            self._tender.suspect(worker)
+            await backoff.pause()

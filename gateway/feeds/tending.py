@@ -1,0 +1,269 @@
+"""Tending the members: probing each, finding out who it is, and telling the router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.config import WorkersConfig
+from gateway.discovery.base import Look, Sighting, Source, worker_url
+from gateway.feeds.base import FedRouter
+from gateway.feeds.health import Probe, Prober
+from gateway.feeds.members import Adoption, Member, Members
+from gateway.feeds.tasks import TaskSet
+from gateway.index.replica import Replica
+from gateway.index.stats import FeedStats
+from shared.errors import ConfigError
+from shared.load import WorkerInfo, WorkerLoad
+from shared.types import Epoch, WorkerId
+
+PERIOD_SHARE = (0.85, 1.0)
+"""A probe begins after this share of the interval: never late, and not all in step."""
+LOAD_FRESH_SHARE = 1.5
+"""A load from Redis spares asking for it over HTTP for this many intervals."""
+
+
+class Tender:
+    """Owns the members and one probing task for each."""
+
+    def __init__(
+        self,
+        router: FedRouter,
+        replica: Replica,
+        prober: Prober,
+        config: WorkersConfig,
+        stats: FeedStats,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._router, self._replica, self._prober, self._config = router, replica, prober, config
+        self._stats, self._clock, self._wall, self._rng = stats, clock, wall, rng
+        self.members = Members()
+        self._tasks = TaskSet(stats)
+        self._wakes: dict[Member, asyncio.Event] = {}
+        self._last_look: tuple[Look, float] | None = None
+        self.on_new: Callable[[WorkerId], None] = lambda worker: None
+        """Called when an incarnation of a worker was seen for the first time."""
+        self._log: Any = structlog.get_logger("gateway.feeds")
+
+    def add(self, url: str, source: Source, claimed: WorkerId | None = None) -> Member:
+        """A source names an address: probe it from now on."""
+        member = self.members.add(url, source, claimed)
+        self._wakes.setdefault(member, asyncio.Event())
+        self._tasks.spawn(member, lambda: self._tend(member))
+        return member
+
+    async def introduce(self, url: str) -> tuple[WorkerId | None, str]:
+        """Add an address by hand and ask it who it is.
+
+        :returns: its name and "", or None and why not.
+        """
+        member = self.members.add(url, Source.ADMIN)
+        answer = await self._prober.identify(url)
+        if isinstance(answer, Probe):
+            return None, answer.reason
+        if self.members.at(url) is not member:
+            return None, "removed meanwhile"
+        adoption = self._adopt(member, self._with_epoch(member, answer))
+        if adoption is Adoption.CONFLICT:
+            return None, member.reason
+        if adoption is not Adoption.ALIAS:
+            self.wake(self.add(url, Source.ADMIN))
+        return WorkerId(answer.id), ""
+
+    def wake(self, member: Member) -> None:
+        """Probe it now."""
+        wake = self._wakes.get(member)
+        if wake is not None:
+            wake.set()
+
+    def suspect(self, worker: WorkerId) -> None:
+        """Something about a worker is odd: ask it who it is, now."""
+        member = self.members.worker(worker)
+        if member is not None:
+            member.ask_again = True
+            self.wake(member)
+
+    def dismiss(self, member: Member, reason: str, *, ban: bool = False) -> None:
+        """A member is gone, and the worker with it."""
+        self.members.remove(member, ban=ban)
+        if member.info is not None:
+            self._replica.forget(member.info.id)
+            self._router.leave(member.info.id, self._clock(), reason)
+            self._log.info("worker_left", worker=member.info.id, reason=reason)
+        self._end(member)
+
+    def _end(self, member: Member) -> None:
+        self._wakes.pop(member, None)
+        self._tasks.cancel(member)
+
+    async def close(self) -> None:
+        """Stop all probing."""
+        await self._tasks.close()
+
+    async def _tend(self, member: Member) -> None:
+        wake = self._wakes[member]
+        while self.members.at(member.url) is member:
+            wake.clear()
+            started = self._clock()
+            await self.probe(member)
+            pause = self._config.health_interval_s * self._rng.uniform(*PERIOD_SHARE)
+            rest = pause - (self._clock() - started)
+            if rest <= 0:
+                await asyncio.sleep(0)
+                continue
+            try:
+                async with asyncio.timeout(rest):
+                    await wake.wait()
+            except TimeoutError:
+                continue
+        self._wakes.pop(member, None)
+
+    async def probe(self, member: Member) -> None:
+        """One probe of one member, and what follows from it."""
+        if member.must_identify():
+            answer = await self._prober.identify(member.url)
+            if self.members.at(member.url) is not member:
+                return
+            if isinstance(answer, Probe):
+                self._note(member, answer)
+                return
+            adoption = self._adopt(member, self._with_epoch(member, answer))
+            if adoption in (Adoption.ALIAS, Adoption.CONFLICT):
+                return
+        info = member.info
+        if info is None:
+            return
+        probe = await self._prober.probe(info, with_load=not self._load_is_fresh(member))
+        if self.members.at(member.url) is member and member.info is info:
+            self._note(member, probe)
+
+    def _load_is_fresh(self, member: Member) -> bool:
+        limit = LOAD_FRESH_SHARE * self._config.health_interval_s
+        return member.redis_load_at is not None and self._clock() - member.redis_load_at < limit
+
+    def _with_epoch(self, member: Member, info: WorkerInfo) -> WorkerInfo:
+        """A foreign server has no epoch: keep ours, or make one if it was down or is new."""
+        if info.engine == "headwater":
+            return info
+        known = member.info
+        if known is not None and known.engine == info.engine and not member.refused:
+            return msgspec.structs.replace(info, epoch=known.epoch)
+        made = int(self._wall() * 1e3) << 16 | self._rng.getrandbits(16)
+        return msgspec.structs.replace(info, epoch=Epoch(made))
+
+    def _adopt(self, member: Member, info: WorkerInfo) -> Adoption:
+        before = member.info
+        adoption = self.members.adopt(member, info)
+        now = self._clock()
+        if before is not None and before.id != info.id:
+            self._replica.forget(before.id)
+            self._router.leave(before.id, now, "another worker at its address")
+        if adoption is Adoption.ALIAS:
+            self._log.info("worker_alias", worker=info.id, url=member.url)
+            self._end(member)
+        elif adoption is Adoption.CONFLICT:
+            self._stats.conflicts += 1
+            self._log.error("worker_name_conflict", worker=info.id, url=member.url)
+        elif adoption is not Adoption.SAME and member.info is not None:
+            self._router.join(member.info, now)
+            self._replica.follow(member.info)
+        if adoption in (Adoption.JOINED, Adoption.RESTARTED):
+            member.healthy = None
+            self._log.info(f"worker_{adoption}", worker=info.id, url=member.url)
+            self.on_new(info.id)
+            self._recall_registration(info.id)
+        return adoption
+
+    def _recall_registration(self, worker: WorkerId) -> None:
+        """A worker is usually known from Redis before it is asked: its events come from there."""
+        if self._last_look is None:
+            return
+        look, at = self._last_look
+        sighting = look.sightings.get(worker)
+        if sighting is not None:
+            self._replica.registered(worker, sighting.epoch, sighting.seq, at)
+
+    def _note(self, member: Member, probe: Probe) -> None:
+        now = self._clock()
+        member.probes += 1
+        if not probe.healthy:
+            member.ask_again = True
+        member.refused = probe.refused or (member.refused and not probe.alive)
+        if probe.load is not None:
+            self._note_load(member, probe.load)
+        healthy = probe.healthy or (member.draining and probe.alive)
+        if healthy != member.healthy:
+            self._log.info(
+                "worker_health",
+                worker=member.info.id if member.info else member.url,
+                healthy=healthy,
+                reason=probe.reason,
+            )
+        member.healthy, member.reason = healthy, probe.reason
+        if member.info is None:
+            return
+        if probe.models is not None and probe.models != member.info.models:
+            self._adopt(member, msgspec.structs.replace(member.info, models=probe.models))
+        self._router.set_health(member.info.id, healthy, now, probe.reason)
+
+    def _note_load(self, member: Member, load: WorkerLoad) -> None:
+        if member.info is None:
+            return
+        now = self._clock()
+        member.note_uptime(load.uptime_s)
+        self._router.apply_load(member.info.id, load, now)
+        if load.draining and not member.draining:
+            self._router.drain(member.info.id, now)
+        elif member.draining and not load.draining:
+            self._router.undrain(member.info.id, now)
+        member.draining = load.draining
+
+    def looked(self, look: Look, redis_up_since: float) -> None:
+        """Take over what one look into Redis found."""
+        now = self._clock()
+        self._last_look = look, now
+        for sighting in look.sightings.values():
+            if not self.members.banned(sighting):
+                self._take(sighting, now)
+        self.members.note_leases(look, now)
+        for member in self.members.departures(look, redis_up_since, now):
+            self.dismiss(member, "drained" if member.draining else "lease gone and unreachable")
+
+    def _take(self, sighting: Sighting, now: float) -> None:
+        member = self.members.look_for(sighting)
+        if member is None:
+            self._meet(sighting)
+            return
+        if self._config.from_redis:
+            self.members.add(member.url, Source.REDIS, sighting.info.id)
+        info = member.info
+        if info is None:
+            return
+        if info.id != sighting.info.id or info.epoch != sighting.epoch:
+            # Either the registration is old or what we know is: only the address can tell.
+            member.ask_again = True
+            self.wake(member)
+            return
+        self._replica.registered(info.id, sighting.epoch, sighting.seq, now)
+        if sighting.load is not None:
+            member.redis_load_at = now
+            self._note_load(member, sighting.load)
+
+    def _meet(self, sighting: Sighting) -> None:
+        if not self._config.from_redis:
+            return
+        try:
+            url = worker_url("redis registration", sighting.info.url)
+        except ConfigError as error:
+            self._stats.decode_errors += 1
+            self._log.warning("worker_without_address", worker=sighting.info.id, reason=str(error))
+            return
+        self.add(url, Source.REDIS, sighting.info.id)
