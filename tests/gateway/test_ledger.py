@@ -168,6 +168,7 @@ def test_a_full_queue_drops_and_the_ledger_tells_how_many(
     sink = opened(queue_records=0, clock=lambda: START)
     for _ in range(7):
         sink.record(record())
+        sink.flush()
     sink.close()
     told = [line for line in read(tmp_path) if isinstance(line, Dropped)]
     assert sum(line.dropped for line in told) == 7

@@ -271,11 +271,13 @@ def test_folders_globs_and_compressed_files_are_read_once(tmp_path: Path) -> Non
     write_ledger(tmp_path / "a.jsonl", [record(flow=hit(1, 0))])
     write_ledger(tmp_path / "b.jsonl.gz", [record(flow=hit(10, 0))])
     write_ledger(tmp_path / "c[1]*.jsonl", [record(flow=hit(100, 0))])
+    write_ledger(tmp_path / "c1-like-the-pattern.jsonl", [record(flow=hit(1000, 0))])
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "notes.txt").write_text("not a ledger")
-    whole = summarise([tmp_path, tmp_path / "a.jsonl", str(tmp_path / "*.gz")])
-    assert whole.totals["prompt"] == 111
-    assert len(whole.files) == 4
+    (tmp_path / "link").symlink_to(tmp_path)
+    whole = summarise([tmp_path, tmp_path / "link" / "a.jsonl", str(tmp_path / "*.gz")])
+    assert whole.totals["prompt"] == 1111
+    assert len(whole.files) == 5
     assert summarise([tmp_path / "c[1]*.jsonl"]).totals["prompt"] == 100
     assert summarise([str(tmp_path / "*.gz")]).totals["prompt"] == 10
 
