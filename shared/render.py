@@ -12,8 +12,8 @@ calls ``chain`` on another thread; what was rendered for the question is kept fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -32,8 +32,9 @@ from shared.bundle import (
 )
 from shared.bytetok import byte_bundle
 from shared.chat import UnsupportedContent
-from shared.cuts import NO_CUTS, Cutter, prove_cuts, same_tokens
+from shared.cuts import NO_CUTS, Cutter, prove_cuts
 from shared.errors import BadRequest
+from shared.livecheck import Background, LiveCheck, on_own_thread
 from shared.openai import GenerateRequest, RouteKind
 from shared.segments import CacheStats, Segment, SegmentCache
 from shared.template import ChatTemplate
@@ -56,8 +57,6 @@ __all__ = [
 
 CHECK_EVERY = 256
 """One in so many cut requests is encoded as a whole as well, and compared."""
-
-Background = Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +96,6 @@ class _Plan:
     cutter: Cutter
 
 
-@dataclass(slots=True)
-class _Checks:
-    """Counts of the live comparison."""
-
-    requests: int = 0
-    running: bool = False
-    done: int = 0
-    mismatches: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-def _on_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="check tokens", daemon=True).start()
-
-
 class Renderer:
     """Chat template and tokenizer of one bundle, with their caches.
 
@@ -142,8 +126,7 @@ class Renderer:
         )
         self._plans: WeakKeyDictionary[GenerateRequest, _Plan] = WeakKeyDictionary()
         self._plans_lock = threading.Lock()
-        self._check_every, self._background = check_every, background or _on_thread
-        self._checks = _Checks()
+        self._check = LiveCheck(check_every, background or on_own_thread)
         self._log = structlog.get_logger("headwater.render")
 
     # --- text and tokens ---
@@ -168,8 +151,9 @@ class Renderer:
     def encode_request(self, request: GenerateRequest) -> Encoded:
         """Token ids of every prompt of a request."""
         plan = self._plan(request)
-        prompts = tuple(list(unpack_tokens(self._tokens(plan, prompt))) for prompt in plan.prompts)
-        self._sample(plan)
+        packed = [self._tokens(plan, prompt) for prompt in plan.prompts]
+        self._sample(plan, packed[0])
+        prompts = tuple(list(unpack_tokens(tokens)) for tokens in packed)
         first = plan.prompts[0]
         single = len(plan.prompts) == 1 and not isinstance(first, bytes)
         return Encoded(prompts, "".join(map(str, first)) if single else None)
@@ -194,7 +178,7 @@ class Renderer:
             keys = self._cache.chain(scope_root, segments)
             tokens = b"".join(segment.tokens for segment in segments)
         size = len(tokens) + sum(len(self._tokens(plan, other)) for other in others)
-        self._sample(plan)
+        self._sample(plan, tokens)
         return EncodedChain(size // 4, tokens, keys)
 
     def new_text_bytes(self, request: GenerateRequest) -> int:
@@ -209,10 +193,8 @@ class Renderer:
     def stats(self) -> RenderStats:
         """Counts for metrics."""
         cutting = self._cutter is not NO_CUTS
-        checks = self._checks
-        return RenderStats(
-            cutting, len(self._cutter.proven), checks.done, checks.mismatches, self._cache.stats()
-        )
+        done, mismatches = self._check.done, self._check.mismatches
+        return RenderStats(cutting, len(self._cutter.proven), done, mismatches, self._cache.stats())
 
     # --- inside ---
 
@@ -220,7 +202,7 @@ class Renderer:
         """Render and cut once per request object, whoever asks first."""
         with self._plans_lock:
             plan = self._plans.get(request)
-        if plan is None:
+        if plan is None or plan.cutter is not self._cutter:
             plan = self._make_plan(request)
             with self._plans_lock:
                 self._plans[request] = plan
@@ -255,31 +237,23 @@ class Renderer:
     def _encode(self, piece: str) -> bytes:
         return pack_tokens(self.tokenizer.encode(piece, add_special_tokens=False).ids)
 
-    def _sample(self, plan: _Plan) -> None:
-        """Now and then have a request's pieces compared with a full encode, off this path."""
-        cut = [p for p in plan.prompts if not isinstance(p, bytes) and len(p) > 1]
-        if not cut or plan.cutter is not self._cutter:
+    def _sample(self, plan: _Plan, tokens: bytes) -> None:
+        """Now and then have a first prompt's ``tokens`` compared with a full encode."""
+        pieces = plan.prompts[0]
+        if isinstance(pieces, bytes) or len(pieces) < 2:
             return
-        with self._checks.lock:
-            self._checks.requests += 1
-            due = self._checks.requests % self._check_every == 0 and not self._checks.running
-            self._checks.running = self._checks.running or due
-        if due:
-            self._background(lambda: self._check(plan.cutter, "".join(cut[0])))
 
-    def _check(self, cutter: Cutter, text: str) -> None:
-        try:
-            right = same_tokens(self.tokenizer, cutter, text)
-        finally:
-            with self._checks.lock:
-                self._checks.running = False
-        with self._checks.lock:
-            self._checks.done += 1
-            self._checks.mismatches += not right
-        if not right:
-            self._cutter = NO_CUTS
-            self._cache.clear()
-            self._log.error("segment_cache_off", tokenizer=self.bundle.fingerprint)
+        def compare() -> bool:
+            ends = (self._before, self._after) if plan.special else ((), ())
+            before, after = (b"".join(part.tokens for part in end) for end in ends)
+            return before + self._encode("".join(pieces)) + after == tokens
+
+        self._check.offer(compare, self._stop_cutting)
+
+    def _stop_cutting(self) -> None:
+        self._cutter = NO_CUTS
+        self._cache.clear()
+        self._log.error("segment_cache_off", tokenizer=self.bundle.fingerprint)
 
 
 def prompts_of(request: GenerateRequest) -> list[str | list[int]]:
