@@ -75,7 +75,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc("prefix_hash: a worker takes at most this many times the mean load."),
     ] = 1.25
     index_max_blocks: Annotated[
-        Count, doc("Cap on index entries over all workers; beyond it the deepest least used go.")
+        Count, doc("Cap on index entries of all workers; beyond it the least held ones go.")
     ] = 10_000_000
     ghost_blocks: Annotated[
         Count, doc("How many block keys are remembered to tell evicted from never seen.")
@@ -87,7 +87,7 @@ class RenderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tokenizers: Annotated[
         dict[str, str],
-        doc("Model name -> directory or hub id of its tokenizer; else the worker's own is fetched."),
+        doc("Model name -> folder or hub id of its tokenizer; else the worker's own is fetched."),
     ] = {}
     cache_mib: Annotated[Positive, doc("Memory of the segment cache, MiB.")] = 64.0
     offload_bytes: Annotated[

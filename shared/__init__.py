@@ -1,1 +1,1 @@
-"""What must be identical in the gateway and in the worker: identity, events, wire views, settings."""
+"""What gateway and worker must agree on: identity, events, wire views, settings."""

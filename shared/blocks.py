@@ -46,7 +46,7 @@ class Scope:
     salt: str = ""
 
     def root(self, secret: bytes) -> bytes:
-        """First chain state (16 bytes). Length prefixes keep a salt equal to an adapter's name apart."""
+        """First chain state (16 bytes); length prefixes tell a salt from an equal adapter name."""
         parts = (HASH_VERSION, self.model, self.tokenizer, self.adapter, self.salt)
         encoded = (part.encode() for part in parts)
         message = b"".join(len(part).to_bytes(4, "little") + part for part in encoded)

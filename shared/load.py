@@ -8,7 +8,7 @@ from shared.types import Epoch, WorkerId
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """Identity and capabilities; ``GET /headwater/info`` of our worker, and its Redis registration."""
+    """Identity and capabilities: ``GET /headwater/info``, and the registration in Redis."""
 
     id: WorkerId
     epoch: Epoch

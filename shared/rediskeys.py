@@ -1,7 +1,7 @@
-"""Every Redis key, field and lifetime, in one place. All objects are disposable: each carries a TTL.
+"""Every Redis key, field and lifetime. All objects are disposable: each carries a TTL.
 
-A worker's keys share one hash tag ``{deployment.shard}``, so no command crosses a Cluster slot and no
-slot is hot; the shard is chosen by the worker's name.
+A worker's keys share one hash tag ``{deployment.shard}``, so no command crosses a Cluster slot and
+no slot is hot; the shard is chosen by the worker's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Identifiers. Each is a plain value at run time; the names keep them apart for the type checker."""
+"""Identifiers: plain values at run time, told apart by the type checker."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A small paged-KV inference engine with automatic prefix reuse, and its OpenAI-compatible server."""
+"""A small paged-KV inference engine with prefix reuse, and its OpenAI-compatible server."""

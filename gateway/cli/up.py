@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gateway.ledger import default_dir
 
 from gateway.cluster import plan, status
 from gateway.cluster.child import ChildFailed
 from gateway.cluster.plan import ClusterOptions
 from gateway.cluster.redisserver import server_spec
 from gateway.cluster.supervisor import Supervisor
+from gateway.ledger import default_dir
 from shared.errors import ConfigError
 
 app = typer.Typer()

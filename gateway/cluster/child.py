@@ -59,7 +59,7 @@ class Child:
         self.is_ready = asyncio.Event()
         self.restarts = 0
         self._say = say
-        self._stopping = False
+        self._stop_asked = False
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -68,12 +68,17 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    @property
+    def stopping(self) -> bool:
+        """A stop was asked for; no restart follows."""
+        return self._stop_asked
+
     async def run(self) -> None:
         """Run and restart until stopped; raises :class:`ChildFailed` if it cannot come up."""
         failed_starts, pause = 0, FIRST_PAUSE_S
-        while not self._stopping:
+        while not self.stopping:
             code = await self._run_once()
-            if self._stopping:
+            if self._stop_asked:
                 return
             was_ready = self.is_ready.is_set()
             self.is_ready.clear()
@@ -89,7 +94,7 @@ class Child:
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after ``stop_s``; returns when it is gone."""
-        self._stopping = True
+        self._stop_asked = True
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -103,7 +108,7 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL now."""
-        self._stopping = True
+        self._stop_asked = True
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -122,7 +127,7 @@ class Child:
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
-            if self._stopping:  # stop() came while the process was being made
+            if self.stopping:  # stop() came while the process was being made
                 process.kill()
             probe = asyncio.create_task(self._await_ready())
             try:
