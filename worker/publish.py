@@ -101,10 +101,12 @@ class RedisPublisher:
 
     async def close(self) -> None:
         """Stop, and take the lease back if Redis answers within its time limit."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        task, self._task = self._task, None
+        while task is not None and not task.done():
+            # More than once: a cancellation that meets the end of a timeout inside the client
+            # library can get lost there (seen with redis-py on Python 3.11).
+            task.cancel()
+            await asyncio.wait((task,), timeout=0.05)
         if not self.up:
             return
         try:

@@ -287,3 +287,19 @@ async def test_an_engine_that_cannot_serve_loses_its_lease(
         assert await until(gone, rediskeys.LEASE_MS / 1000 + 3)
         r.living = True
         assert await until(r.lease)
+
+
+async def test_closing_at_any_moment_ends(redis_server_factory: Callable[..., Any]) -> None:
+    # asyncio.wait_for (in the client library) can swallow a cancellation on Python 3.11.
+    url = redis_server_factory("newest").url
+    dice = Random(3)
+    for turn in range(80):
+        r = Rig(url)
+        r.publisher.start()
+        for key in range(dice.randrange(4)):
+            await asyncio.sleep(dice.random() * 0.01)
+            r.store(turn * 10 + key)
+        await asyncio.sleep(dice.random() * 0.02)
+        async with asyncio.timeout(2):
+            await r.publisher.close()
+        await r.eyes.aclose()
