@@ -27,6 +27,7 @@ from gateway.exchange import Answer, ClientGone, Inbound, error_answer
 from gateway.httpserver import json_answer, json_body, read_body, whole
 from gateway.prompts import Prompts
 from gateway.router import Router
+from gateway.tally import WorkerTally
 from shared import openai
 from shared.blocks import GRANULE
 from shared.errors import (
@@ -90,10 +91,12 @@ class Admin:
         fleet: Fleet,
         registry: CollectorRegistry,
         report: Report | None,
+        tally: WorkerTally,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._router, self._prompts = config, router, prompts
         self._fleet, self._registry, self._report, self._clock = fleet, registry, report, clock
+        self._tally = tally
         self._token = config.listen.admin_token.encode()
         self._log = structlog.get_logger("headwater.admin")
 
@@ -141,7 +144,10 @@ class Admin:
             body = generate_latest(self._registry)
             return Answer(200, body, [("Content-Type", CONTENT_TYPE_LATEST)])
         if path == WORKERS:
-            workers = [asdict(status) for status in self._router.workers(self._clock())]
+            workers = [
+                {**asdict(status), **asdict(self._tally.of(status.id))}
+                for status in self._router.workers(self._clock())
+            ]
             return json_answer({"workers": workers})
         if path == "/admin/report":
             if self._report is None:

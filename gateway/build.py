@@ -25,6 +25,7 @@ from gateway.pipeline import Parts, Pipeline
 from gateway.prompts import Prompts, WorkerBundles
 from gateway.router import Router
 from gateway.routing.catalogue import FACTORIES, make_policies
+from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
 from gateway.upstream import AiohttpUpstream, Timeouts
 from shared.errors import ConfigError, InternalError, NotFound
@@ -65,7 +66,8 @@ class Gateway:
         metrics = PrometheusSink(
             self.registry, lambda model: self.router.profile(model) is not None
         )
-        sinks: list[RecordSink] = [metrics]
+        tally = WorkerTally()
+        sinks: list[RecordSink] = [metrics, tally]
         if self._ledger is not None:
             sinks.append(self._ledger)
         self.pipeline = Pipeline(
@@ -81,7 +83,9 @@ class Gateway:
         )
         self.app = App(config.listen, self.pipeline, self.router, metrics, self.readiness)
         report = _report(config.ledger, self._ledger) if self._ledger is not None else None
-        self.admin = Admin(config, self.router, self.prompts, self.feeds, self.registry, report)
+        self.admin = Admin(
+            config, self.router, self.prompts, self.feeds, self.registry, report, tally
+        )
         self._listeners: dict[str, tuple[HttpServer, asyncio.Server]] = {}
         self._watch: asyncio.Task[None] | None = None
 
