@@ -25,6 +25,9 @@ _CHUNKS = (16, 240)
 """Keys probed first, and then at a time: a miss costs little."""
 _SAMPLES = 8
 """Random entries looked at to find one to drop."""
+_DRAWS = 32
+_LOG_SLACK = 64
+"""Stale entries that a part of a log may have whatever its length."""
 _INTERNED_MAX = 1_000_000
 _WORTH_SHRINKING = 1024
 
@@ -41,7 +44,7 @@ class Slot:
     index: int
     bit: int
     log: list[array[int]] = field(default_factory=_empty_log)
-    limits: list[int] = field(default_factory=lambda: [256] * _PARTS)
+    limits: list[int] = field(default_factory=lambda: [_LOG_SLACK] * _PARTS)
     """Length at which a part of the log is rid of stale and double entries."""
     count: int = 0
     """Keys held."""
@@ -180,17 +183,20 @@ class Holdings:
         """Drop about ``excess`` entries: of a few random ones that with the fewest holders goes."""
         slots = [slot for slot in self._slots if slot is not None and slot.count]
         weights = list(accumulate(slot.count for slot in slots))
-        # A draw can find only stale log entries; the next call makes up for it.
         for _ in range(excess if slots else 0):
-            best: tuple[int, int, Slot] | None = None
-            for slot in rng.choices(slots, cum_weights=weights, k=_SAMPLES):
+            found: list[tuple[int, int, Slot]] = []
+            # Logs hold stale entries too. If a round finds nothing else, the next makes up for it.
+            for slot in rng.choices(slots, cum_weights=weights, k=_DRAWS):
                 part = slot.log[rng.randrange(_PARTS)]
                 key = part[rng.randrange(len(part))] if part else 0
                 mask = self._table.get(key, 0)
-                if mask & slot.bit and (best is None or mask.bit_count() < best[0]):
-                    best = mask.bit_count(), key, slot
-            if best is not None:
-                self.remove(best[2], (best[1],))
+                if mask & slot.bit:
+                    found.append((mask.bit_count(), key, slot))
+                    if len(found) == _SAMPLES:
+                        break
+            if found:
+                _, key, slot = min(found, key=lambda item: item[0])
+                self.remove(slot, (key,))
 
     def check(self) -> None:
         """Raise ``AssertionError`` if a count or a log disagrees with the table. O(everything)."""
@@ -209,7 +215,7 @@ class Holdings:
         get, bit = self._table.get, slot.bit
         held = {key for key in slot.log[part] if (get(key) or 0) & bit}
         slot.log[part] = array("Q", held)
-        slot.limits[part] = 2 * len(held) + 256
+        slot.limits[part] = 2 * len(held) + _LOG_SLACK
 
     def _sweep_slot(self, slot: Slot, budget: int) -> int:
         table, bit = self._table, slot.bit

@@ -1,10 +1,12 @@
 """What serving a request on a worker costs, in seconds; no weights to tune.
 
-    C(w) = wait + own + memory + decode + failure
+    C(w) = wait + own + others + memory + decode + failure
 
     wait     prefill work ahead of it: booked here, and what the engine reports beyond that
     own      o + a*(u + q*u*(L - u/2)): its own prefill; u uncached of L prompt tokens, a seconds
              per token of this worker, q the share of attention in it, o fixed per request
+    others   lambda * the same prefill without o: recomputing what another worker holds delays those
+             who come after and pushes out what they would have reused
     memory   time until enough KV is given back, if it does not fit now
     decode   how much the sequences that decode there slow each other down
     failure  p/(1-p) * (time lost + cost of the second best): chance of having to start over
@@ -23,6 +25,10 @@ from gateway.routing.base import Candidate, Query, Scored
 from gateway.routing.ties import in_order
 from shared.blocks import GRANULE
 
+_TURNOVER_S = 60.0
+"""Assumed time in which running requests give back a full pool, where no rate is known."""
+_SLOWEST_TURNOVER_S = 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
@@ -30,6 +36,9 @@ class CostModel:
 
     quadratic: float = 2e-5
     """q: attention's share per token of context."""
+    externality: float = 0.25
+    """lambda: what a second of prefill costs others, in seconds. Equal for all where nothing is
+    shared; else it makes a sibling wait for its leader rather than compute the same elsewhere."""
     knee: float = 16.0
     """Sequences decoding together at which a token takes about twice as long."""
     unknown_tpot_s: float = 0.01
@@ -40,12 +49,15 @@ class CostModel:
         """Seconds to prefill ``uncached`` of ``total`` prompt tokens, without the fixed part."""
         return s_per_token * uncached * (1.0 + self.quadratic * (total - uncached / 2))
 
+    def compute_s(self, query: Query, candidate: Candidate) -> float:
+        """Seconds of prefill that the request adds to a worker."""
+        total = query.prompt_tokens or len(query.keys) * GRANULE
+        uncached = max(0, total - candidate.matched_tokens)
+        return self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
+
     def own_s(self, query: Query, candidate: Candidate) -> float:
         """The request's own time to first token on an idle worker."""
-        total = query.prompt_tokens or len(query.keys) * GRANULE
-        worker = candidate.worker
-        uncached = max(0, total - candidate.matched_tokens)
-        return worker.overhead_s + self.prefill_s(uncached, total, worker.prefill_s_per_token)
+        return candidate.worker.overhead_s + self.compute_s(query, candidate)
 
     def memory_s(self, candidate: Candidate) -> float:
         """Expected wait for KV memory; 0 if the worker's memory is unknown."""
@@ -55,8 +67,8 @@ class CostModel:
         short = candidate.new_kv_tokens - (worker.kv_tokens_total - worker.booked_decode_tokens)
         if short <= 0:
             return 0.0
-        # Without a known rate: a full pool turns over within a minute.
-        return short / (worker.release_tokens_per_s or worker.kv_tokens_total / 60.0)
+        rate = worker.release_tokens_per_s or worker.kv_tokens_total / _TURNOVER_S
+        return short / max(rate, worker.kv_tokens_total / _SLOWEST_TURNOVER_S)
 
     def decode_s(self, candidate: Candidate) -> float:
         """What those who decode there already cost a newcomer, and it them."""
@@ -65,9 +77,11 @@ class CostModel:
 
     def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
         """The named terms but ``failure``, which needs the other candidates."""
+        compute = self.compute_s(query, candidate)
         return {
             "wait": candidate.worker.booked_prefill_s,
-            "own": self.own_s(query, candidate),
+            "own": candidate.worker.overhead_s + compute,
+            "others": self.externality * compute,
             "memory": self.memory_s(candidate),
             "decode": self.decode_s(candidate),
         }

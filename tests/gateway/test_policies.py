@@ -1,0 +1,199 @@
+"""The policies by name, each on what it promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from routerkit import Rig, ok
+
+from gateway.config import RoutingConfig
+from gateway.routing.base import Candidate, Query, Trust, WorkerState, WorkerView
+from gateway.routing.catalogue import make_policies
+from gateway.routing.cost import CostModel, CostPolicy
+from gateway.routing.rates import PrefillSample, RateBook
+from shared.types import BlockKey, RequestId, WorkerId
+
+
+def view(name: str, **fields: Any) -> WorkerView:
+    values: dict[str, Any] = {
+        "id": WorkerId(name),
+        "state": WorkerState.READY,
+        "trust": Trust.EXACT,
+        "block_size": 16,
+        "inflight": 0,
+        "booked_prefill_s": 0.0,
+        "booked_decode_tokens": 0,
+        "prefill_s_per_token": 1e-4,
+        "overhead_s": 0.005,
+        "failure_rate": 0.0,
+    }
+    return WorkerView(**(values | fields))
+
+
+def query(number: int = 0, keys: tuple[int, ...] = (), tokens: int = 1000) -> Query:
+    return Query(
+        request_id=RequestId(f"r{number}"),
+        model="m",
+        prompt_tokens=tokens,
+        max_tokens=0,
+        arrived=0.0,
+        keys=[BlockKey(key) for key in keys],
+    )
+
+
+def first(name: str, asked: Query, *candidates: Candidate) -> str:
+    policy = make_policies(RoutingConfig())[name]
+    return policy.rank(asked, candidates, Random(0))[0].candidate.worker.id
+
+
+def test_round_robin_takes_turns_over_a_changing_fleet() -> None:
+    policy = make_policies(RoutingConfig())["round_robin"]
+    fleet = [Candidate(view(name), 0) for name in ("a", "b", "c")]
+
+    def turn(pool: list[Candidate]) -> str:
+        return policy.rank(query(), pool, Random(0))[0].candidate.worker.id
+
+    assert [turn(fleet) for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
+    assert [turn(fleet[1:]) for _ in range(3)] == ["b", "c", "b"]
+    assert turn(fleet) == "a"
+
+
+def test_least_loaded_sees_others_requests_and_booked_work() -> None:
+    busy = Candidate(view("a", foreign=2), 900)
+    light = Candidate(view("b", inflight=1, booked_prefill_s=3.0), 0)
+    lighter = Candidate(view("c", inflight=1, booked_prefill_s=1.0), 0)
+    assert first("least_loaded", query(), busy, light, lighter) == "c"
+
+
+def test_longest_prefix_goes_for_the_match_then_for_the_load() -> None:
+    loaded = Candidate(view("a", inflight=9, booked_prefill_s=9.0), 512)
+    same = Candidate(view("b", inflight=8), 512)
+    idle = Candidate(view("c"), 496)
+    assert first("longest_prefix", query(), loaded, same, idle) == "b"
+
+
+def test_prefix_hash_keeps_prefixes_together_within_the_bound() -> None:
+    config = RoutingConfig(prefix_hash_tokens=64, prefix_hash_load_factor=1.25)
+    policy = make_policies(config)["prefix_hash"]
+    fleet = [Candidate(view(f"w{n}"), 0) for n in range(5)]
+
+    def place(keys: tuple[int, ...], pool: list[Candidate]) -> str:
+        return policy.rank(query(keys=keys), pool, Random(0))[0].candidate.worker.id
+
+    prompts = [(n, n + 1, n + 2, n + 3) for n in range(1, 4000, 10)]
+    home = {prompt: place(prompt, fleet) for prompt in prompts}
+    assert all(place((*prompt, 7, 8), fleet) == home[prompt] for prompt in prompts)
+    counts = Counter(home.values())
+    assert len(counts) == 5
+    assert max(counts.values()) < 2 * len(prompts) / 5
+    moved = [prompt for prompt in prompts if place(prompt, fleet[:4]) != home[prompt]]
+    assert {home[prompt] for prompt in moved} == {"w4"}, "only the lost worker's prompts move"
+    hot = prompts[0]
+    full = [
+        Candidate(view(item.worker.id, inflight=10 if item.worker.id == home[hot] else 1), 0)
+        for item in fleet
+    ]
+    assert place(hot, full) != home[hot]
+
+
+def test_cost_weighs_waiting_against_recomputing() -> None:
+    for wait, expected in ((0.05, "holder"), (0.2, "idle")):
+        holder = Candidate(view("holder", booked_prefill_s=wait, inflight=1), 992)
+        idle = Candidate(view("idle"), 0)
+        assert first("cost", query(), holder, idle) == expected
+
+
+def test_cost_grows_with_the_square_of_long_prompts() -> None:
+    model = CostModel(quadratic=2e-5)
+    assert model.prefill_s(1000, 1000, 1e-4) == pytest.approx(0.101)
+    assert model.prefill_s(1000, 100_000, 1e-4) > 2.9 * model.prefill_s(1000, 1000, 1e-4)
+    assert model.prefill_s(0, 1000, 1e-4) == 0.0
+
+
+def test_cost_avoids_a_worker_that_fails_and_one_without_memory() -> None:
+    policy = CostPolicy(CostModel())
+    shaky = Candidate(view("a", failure_rate=0.2), 0)
+    full = Candidate(
+        view("b", kv_tokens_total=1000, booked_decode_tokens=900, release_tokens_per_s=100.0),
+        0,
+        new_kv_tokens=600,
+    )
+    good = Candidate(view("c"), 0)
+    ranked = policy.rank(query(), [shaky, full, good], Random(0))
+    assert [item.candidate.worker.id for item in ranked] == ["c", "a", "b"]
+    assert ranked[2].parts["memory"] == pytest.approx(5.0)
+    assert ranked[1].parts["failure"] > 0
+
+
+def test_with_nothing_shared_cost_balances_like_least_loaded() -> None:
+    worst = {}
+    for policy in ("cost", "least_loaded"):
+        rig = Rig(workers=8, policy=policy)
+        leases = []
+        for step in range(400):
+            lease = rig.begin(rig.prompt(1 + step % 7))
+            lease.first_token(rig.now)
+            leases.append(lease)
+            if len(leases) > 40:
+                gone = leases.pop(step % 20)
+                gone.finish(ok(), rig.now)
+            rig.now += 0.01
+        worst[policy] = max(rig.inflight().values())
+    assert worst["cost"] <= worst["least_loaded"] + 1
+
+
+def test_blind_workers_keep_prompts_together_while_they_are_equal() -> None:
+    fleet = [Candidate(view(f"w{n}", trust=Trust.BLIND), 0) for n in range(4)]
+    same = {first("cost", query(n, (1, 2, 3)), *fleet) for n in range(20)}
+    assert len(same) == 1
+    exact = [Candidate(view(f"w{n}"), 0) for n in range(4)]
+    assert len({first("cost", query(n, (1, 2, 3)), *exact) for n in range(20)}) > 1
+
+
+def sample(uncached: int, ttft_s: float, wait_s: float = 0.0) -> PrefillSample:
+    return PrefillSample(uncached, uncached, ttft_s, wait_s)
+
+
+def test_rates_before_and_after_the_first_samples() -> None:
+    rates = RateBook(1e-4, CostModel(quadratic=0.0))
+    a, b, c = WorkerId("a"), WorkerId("b"), WorkerId("c")
+    assert rates.s_per_token("m", a) == 1e-4
+    rates.report("m", a, 2000.0)
+    assert rates.s_per_token("m", a) == pytest.approx(5e-4)
+    assert rates.s_per_token("m", c) == pytest.approx(5e-4), "a new worker is like its pool"
+    for _ in range(64):
+        rates.observe("m", b, sample(1000, 1.005), 0.0)
+    assert rates.s_per_token("m", b) == pytest.approx(1e-3, rel=0.2)
+    assert rates.s_per_token("other", a) == 1e-4
+    rates.forget("m", b)
+    rates.forget("m", a)
+    assert rates.s_per_token("m", b) == 1e-4
+
+
+def test_small_differences_are_noise_and_equal_workers_equal() -> None:
+    rates = RateBook(1e-4, CostModel(quadratic=0.0))
+    rng = Random(5)
+    for n in range(300):
+        pace = 1e-3 * rng.uniform(0.8, 1.25)
+        rates.observe("m", WorkerId(f"w{n % 4}"), sample(1000, 0.005 + 1000 * pace), 0.0)
+    assert len({rates.s_per_token("m", WorkerId(f"w{n}")) for n in range(4)}) == 1
+
+
+def test_requests_that_waited_teach_nothing() -> None:
+    rates = RateBook(1e-4, CostModel())
+    for _ in range(20):
+        rates.observe("m", WorkerId("a"), sample(1000, 10.0, wait_s=9.0), 0.0)
+        rates.observe("m", WorkerId("a"), sample(1000, 0.0), 0.0)
+    assert rates.s_per_token("m", WorkerId("a")) == 1e-4
+
+
+def test_tiny_prompts_alone_teach_rate_and_fixed_part() -> None:
+    rates = RateBook(1e-4, CostModel(quadratic=0.0))
+    for n in range(40):
+        tokens = 20 + 5 * (n % 40)
+        rates.observe("m", WorkerId("a"), sample(tokens, 0.03 + 1e-3 * tokens), 0.0)
+    assert rates.s_per_token("m", WorkerId("a")) == pytest.approx(1e-3, rel=0.1)
+    assert rates.overhead_s("m") == pytest.approx(0.03, rel=0.2)

@@ -1,0 +1,323 @@
+"""Where requests go: affinity against load (cases B01-B03, B06-B08, B15, B17, B22)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from routerkit import Rig, failed, ok
+
+from gateway.decision import Route
+from gateway.routing.base import Trust, WorkerState
+from shared.events import stored
+from shared.load import WorkerLoad
+from shared.types import WorkerId
+
+
+def test_a_request_goes_where_its_prefix_is() -> None:
+    rig = Rig()
+    shared = rig.prompt(60)
+    rig.warm("w3", shared)
+    for _ in range(5):
+        route = rig.route(shared + rig.prompt(4))
+        assert route.worker == "w3"
+        assert route.matched_tokens == 60 * 16
+    assert len(route.order) == 4, "the order is the retry plan"
+
+
+def test_idle_equal_workers_share_sequential_requests() -> None:
+    rig = Rig()
+    counts = Counter(rig.serve(rig.prompt(10)).worker for _ in range(200))
+    assert len(counts) == 4
+    assert min(counts.values()) >= 30
+
+
+def test_load_counts_from_the_decision_on_not_from_the_answer() -> None:
+    rig = Rig()
+    for _ in range(40):
+        rig.begin(rig.prompt(10))
+        rig.now += 0.025
+    assert all(7 <= count <= 13 for count in rig.inflight().values())
+
+
+def test_a_burst_on_a_hot_prefix_spreads_and_comes_back() -> None:
+    rig = Rig(prefill_s_per_token=1e-4)
+    hot = rig.prompt(125)
+    rig.warm("w1", hot)
+    leases = [rig.begin(hot + rig.prompt(1)) for _ in range(64)]
+    counts = rig.inflight()
+    assert min(counts.values()) > 0
+    assert max(counts.values()) <= 2.5 * 16
+    for lease in leases:
+        rig.now += 0.05
+        lease.first_token(rig.now)
+        lease.finish(ok(2017, 2000), rig.now)
+    for name, count in counts.items():
+        if count and name != "w1":
+            rig.warm(name, hot)
+    rig.now += 10
+    assert rig.route(hot + rig.prompt(1)).matched_tokens == 125 * 16
+
+
+def test_a_miss_goes_to_the_idlest_not_to_the_emptiest() -> None:
+    rig = Rig(workers=2)
+    rig.warm("w2", rig.prompt(2000))
+    for _ in range(20):
+        route = rig.route(rig.prompt(20))
+        rig.router.begin(_only(route, "w1"), rig.now, attempt=1)
+    rig.now += 0.5
+    workers = [rig.serve(rig.prompt(20)).worker for _ in range(50)]
+    assert workers.count("w2") >= 45
+
+
+def test_one_busy_worker_leaves_the_others_affinity_alone() -> None:
+    rig = Rig()
+    warm = {name: rig.prompt(100) for name in ("w2", "w3", "w4")}
+    for name, keys in warm.items():
+        rig.warm(name, keys)
+    for _ in range(30):
+        rig.router.begin(_only(rig.route(rig.prompt(10)), "w1"), rig.now, attempt=1)
+    rig.now += 1
+    for _ in range(10):
+        for name, keys in warm.items():
+            assert rig.serve(keys + rig.prompt(1), 1600).worker == name
+
+
+def test_a_piece_in_the_middle_is_no_prefix() -> None:
+    rig = Rig(workers=2)
+    x, y = rig.prompt(8), rig.prompt(8)
+    rig.warm("w1", x)
+    rig.warm("w2", y)
+    assert rig.route(y + x).worker == "w2"
+    rig.evict("w2", y[:1])
+    assert rig.route(y + x).matched_tokens == 0
+    assert rig.route(y + x).overlap.available_tokens == 0
+
+
+def test_a_prefix_that_all_hold_prefers_nobody() -> None:
+    rig = Rig()
+    system = rig.prompt(50)
+    for name in rig.names:
+        rig.warm(name, system)
+    counts = Counter(rig.serve(system + rig.prompt(2), 800).worker for _ in range(200))
+    assert min(counts.values()) >= 30
+
+
+def test_siblings_follow_their_leader_before_it_has_computed() -> None:
+    rig = Rig()
+    shared = rig.prompt(400)
+    lease = rig.begin(shared + rig.prompt(1))
+    for _ in range(2):
+        sibling = rig.route(shared + rig.prompt(1))
+        assert sibling.worker == lease.worker
+        assert sibling.chosen.candidate.promised_tokens == 400 * 16
+    lease.finish(failed(), rig.now)
+    rig.now += 60
+    after = rig.route(shared + rig.prompt(1))
+    assert after.matched_tokens == 0, "a failed leader's promise is gone at once"
+    assert after.overlap.available_tokens == 0
+
+
+def test_a_promise_lingers_until_the_events_are_there() -> None:
+    rig = Rig()
+    shared = rig.prompt(40)
+    lease = rig.begin(shared)
+    lease.first_token(rig.now)
+    lease.finish(ok(641, 0), rig.now)
+    assert rig.route(shared + rig.prompt(1)).matched_tokens == 40 * 16
+    rig.now += 1.5
+    rig.begin(rig.prompt(1))
+    rig.begin(rig.prompt(1))
+    assert rig.route(shared + rig.prompt(1)).overlap.available_tokens == 0
+
+
+def test_a_restarted_worker_holds_nothing_and_is_no_magnet() -> None:
+    rig = Rig(workers=2)
+    prompts = [rig.prompt(10) for _ in range(50)]
+    for keys in prompts:
+        rig.warm("w1", keys)
+    for epoch in range(2, 22):
+        rig.join("w1", epoch=epoch)
+        assert rig.router.workers(rig.now)[0].index_blocks == 0
+    counts = Counter(rig.serve(keys).worker for keys in prompts)
+    assert 10 <= counts["w1"] <= 40
+    assert rig.router.workers(rig.now)[0].trust is Trust.LEARNED
+
+
+def test_mixed_block_sizes_are_each_credited_in_whole_blocks() -> None:
+    rig = Rig(workers=0)
+    rig.join("small", block_size=16)
+    rig.join("large", block_size=32)
+    keys = rig.prompt(9)
+    rig.warm("small", keys[:3])
+    assert (
+        rig.feed("large", stored([int(key) for key in keys[1::2][:2]], None), stride=2) == "applied"
+    )
+    route = rig.route(keys)
+    found = {item.candidate.worker.id: item.candidate.matched_tokens for item in route.order}
+    assert found == {"small": 48, "large": 64}
+    again = rig.route(keys[:3])
+    found = {item.candidate.worker.id: item.candidate.matched_tokens for item in again.order}
+    assert found == {"small": 48, "large": 32}
+
+
+def test_the_last_token_is_never_credited() -> None:
+    rig = Rig(workers=1)
+    keys = rig.prompt(4)
+    rig.warm("w1", keys)
+    decision = rig.router.decide(rig.query(keys, tokens=64), rig.now)
+    assert isinstance(decision, Route)
+    assert decision.matched_tokens == 48
+
+
+def test_a_worker_that_joins_moves_nothing_and_one_that_leaves_only_its_own() -> None:
+    rig = Rig()
+    prompts = {n: rig.prompt(20) for n in range(200)}
+    home = {n: rig.names[n % 4] for n in prompts}
+    for n, keys in prompts.items():
+        rig.warm(home[n], keys)
+    rig.join("w5")
+    for n, keys in prompts.items():
+        assert rig.serve(keys + rig.prompt(1), 320).worker == home[n]
+        rig.now += 1
+    rig.router.leave(WorkerId("w2"), rig.now, "gone")
+    moved = Counter()
+    for n, keys in prompts.items():
+        record = rig.serve(keys + rig.prompt(1), 320)
+        if home[n] == "w2":
+            moved[record.worker] += 1
+        else:
+            assert record.worker == home[n]
+        rig.now += 1
+    assert len(moved) == 4
+    assert max(moved.values()) <= 25
+
+
+def test_draining_takes_no_new_requests_and_its_cache_is_a_named_loss() -> None:
+    rig = Rig(workers=2)
+    keys = rig.prompt(10)
+    rig.warm("w1", keys)
+    assert rig.router.drain(WorkerId("w1"), rig.now)
+    route = rig.route(keys)
+    assert [item.candidate.worker.id for item in route.order] == ["w2"]
+    assert route.overlap.draining_tokens == 160
+    assert rig.router.undrain(WorkerId("w1"), rig.now)
+    assert rig.route(keys).worker == "w1"
+    rig.router.apply_load(WorkerId("w1"), WorkerLoad(draining=True), rig.now)
+    assert rig.router.workers(rig.now)[0].state is WorkerState.DRAINING
+    assert not rig.router.drain(WorkerId("nobody"), rig.now)
+
+
+def test_models_are_kept_apart() -> None:
+    rig = Rig(workers=1)
+    rig.join("x", models=("other",))
+    keys = rig.prompt(10)
+    rig.warm("w1", keys)
+    decision = rig.router.decide(rig.query(keys, model="other"), rig.now)
+    assert isinstance(decision, Route)
+    assert (decision.worker, decision.overlap.available_tokens) == ("x", 0)
+    alias = rig.router.decide(rig.query(keys, model="alias"), rig.now)
+    assert isinstance(alias, Route)
+    assert (alias.worker, alias.matched_tokens) == ("w1", 160)
+    assert rig.router.models() == ("alias", "m", "other")
+    profile = rig.router.profile("alias")
+    assert profile is not None
+    assert (profile.canonical, profile.tokenizer, profile.workers) == ("m", "tok", ("w1",))
+    assert rig.router.profile("nothing") is None
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "random"])
+def test_explaining_moves_neither_policy_nor_dice(policy: str) -> None:
+    plain, asked = Rig(seed=3), Rig(seed=3)
+    for step in range(20):
+        keys = plain.prompt(2)
+        asked.prompt(2)
+        if step % 2:
+            told = asked.router.explain(asked.query(keys), asked.now, policy)
+            assert isinstance(told, Route)
+            asked.count -= 1
+        first, second = plain.route(keys, policy=policy), asked.route(keys, policy=policy)
+        assert first.worker == second.worker
+        if step % 2:
+            assert told.worker == second.worker
+    assert not any(asked.inflight().values())
+
+
+def test_reported_work_of_others_counts_once() -> None:
+    rig = Rig(workers=2)
+    rig.router.apply_load(
+        WorkerId("w1"),
+        WorkerLoad(running=3, queued_prefill_tokens=50_000, prefill_tokens_per_s=10_000.0),
+        rig.now,
+    )
+    status = {item.id: item for item in rig.router.workers(rig.now)}
+    assert status["w1"].booked_prefill_s == 0.0
+    for _ in range(10):
+        assert rig.serve(rig.prompt(5)).worker == "w2"
+    cost = rig.route(rig.prompt(5)).order[-1]
+    assert cost.parts["wait"] == pytest.approx(5.0, rel=0.01)
+    rig.now += 3
+    assert rig.route(rig.prompt(5)).order[-1].parts["wait"] == pytest.approx(2.0, rel=0.01)
+
+
+def test_own_bookings_are_not_counted_again_when_the_worker_reports_them() -> None:
+    rig = Rig(workers=1)
+    rig.router.apply_load(WorkerId("w1"), WorkerLoad(prefill_tokens_per_s=10_000.0), rig.now)
+    rig.begin(rig.prompt(500))
+    before = rig.route(rig.prompt(1)).chosen.parts["wait"]
+    rig.router.apply_load(
+        WorkerId("w1"),
+        WorkerLoad(running=1, queued_prefill_tokens=8_001, prefill_tokens_per_s=10_000.0),
+        rig.now,
+    )
+    assert rig.route(rig.prompt(1)).chosen.parts["wait"] == pytest.approx(before, rel=0.01)
+
+
+def test_memory_that_does_not_fit_costs_time() -> None:
+    rig = Rig(workers=2)
+    full = WorkerLoad(running=1, blocks_total=1000, blocks_used=990, decode_tokens_per_s=50.0)
+    rig.router.apply_load(WorkerId("w1"), full, rig.now)
+    free = WorkerLoad(running=1, blocks_total=1000, blocks_used=10, decode_tokens_per_s=50.0)
+    rig.router.apply_load(WorkerId("w2"), free, rig.now)
+    for _ in range(5):
+        route = rig.route(rig.prompt(100))
+        assert route.worker == "w2"
+        assert route.order[1].parts["memory"] > 0
+
+
+def test_peers_bookings_count_and_vanish_with_their_gateway() -> None:
+    rig, peer = Rig(workers=2), Rig(workers=2)
+    busy = peer.router.begin(_only(peer.route(peer.prompt(900)), "w1"), peer.now, attempt=1)
+    assert busy.worker == "w1"
+    rig.router.apply_peer_bookings("g2", peer.router.bookings(peer.now), rig.now)
+    for _ in range(10):
+        assert rig.route(rig.prompt(5)).worker == "w2"
+    rig.now += 3
+    workers = {rig.serve(rig.prompt(5)).worker for _ in range(20)}
+    assert workers == {"w1", "w2"}
+    assert peer.router.bookings(peer.now)[WorkerId("w1")].count == 1
+
+
+def _only(route: Route, worker: str) -> Route:
+    """The same route with one worker first."""
+    order = sorted(route.order, key=lambda item: item.candidate.worker.id != worker)
+    return Route(
+        query=route.query,
+        policy=route.policy,
+        order=tuple(order),
+        overlap=route.overlap,
+        decided=route.decided,
+        predicted_ttft_s=route.predicted_ttft_s,
+    )
+
+
+def test_rng_is_an_argument() -> None:
+    orders = []
+    for _ in range(2):
+        rig = Rig(seed=9)
+        rng = Random(0)
+        orders.append(
+            [rig.route(rig.prompt(rng.randrange(1, 5)), policy="random").worker for _ in range(20)]
+        )
+    assert orders[0] == orders[1]

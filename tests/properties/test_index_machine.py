@@ -1,0 +1,140 @@
+"""The index against a model: a set of keys per worker."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gateway.index.table import PrefixTable
+from shared.blocks import GRANULE, pack_keys
+from shared.events import CacheCleared, CacheEvent, EventBatch, Snapshot, removed, stored
+from shared.types import BlockKey, Epoch, WorkerId
+
+STRIDES = {"a": 1, "b": 1, "c": 2, "d": 2}
+WORKERS = st.sampled_from(sorted(STRIDES))
+KEYS = st.lists(st.integers(1, 12), max_size=8)
+
+
+class Model:
+    """What a worker must look like."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.held: set[int] = set()
+        self.seq = 0
+        self.known = False
+        self.broken = False
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = PrefixTable(10**6, Random(0))
+        self.models: dict[str, Model] = {}
+
+    def send(self, worker: str, seq: int, *events: CacheEvent, epoch: int | None = None) -> str:
+        model = self.models.get(worker)
+        if epoch is None:
+            epoch = 1 if model is None else model.epoch
+        stride = STRIDES[worker]
+        batch = EventBatch(WorkerId(worker), Epoch(epoch), "worker", seq, 0.0, stride, events)
+        return self.table.apply(batch).reason
+
+    @rule(worker=WORKERS, newer=st.booleans())
+    def join(self, worker: str, newer: bool) -> None:
+        model = self.models.get(worker)
+        epoch = 1 if model is None else model.epoch + newer
+        self.table.join(WorkerId(worker), Epoch(epoch), STRIDES[worker])
+        if model is None or newer:
+            self.models[worker] = Model(epoch)
+
+    @rule(worker=WORKERS)
+    def forget(self, worker: str) -> None:
+        self.table.forget(WorkerId(worker))
+        self.models.pop(worker, None)
+
+    @rule(worker=WORKERS, new=KEYS, gone=KEYS, clear=st.booleans())
+    def next_batch(self, worker: str, new: list[int], gone: list[int], clear: bool) -> None:
+        model = self.models.get(worker)
+        events: list[CacheEvent] = [stored(new, None), removed(gone)]
+        if clear:
+            events.insert(0, CacheCleared())
+        reason = self.send(worker, 1 if model is None else model.seq + 1, *events)
+        if model is None:
+            assert reason == "unknown_worker"
+        elif model.broken:
+            assert reason == "gap"
+        else:
+            assert reason == "applied"
+            model.held = ((set() if clear else model.held) | set(new)) - set(gone)
+            model.seq += 1
+            model.known = True
+
+    @rule(worker=WORKERS, new=KEYS)
+    def repeated_batch(self, worker: str, new: list[int]) -> None:
+        model = self.models.get(worker)
+        if model is not None and model.seq:
+            expected = "gap" if model.broken else "duplicate"
+            assert self.send(worker, model.seq, stored(new, None)) == expected
+
+    @rule(worker=WORKERS, new=KEYS, skipped=st.integers(1, 3))
+    def lost_batch(self, worker: str, new: list[int], skipped: int) -> None:
+        model = self.models.get(worker)
+        if model is not None:
+            assert self.send(worker, model.seq + 1 + skipped, stored(new, None)) == "gap"
+            model.broken = model.known
+
+    @rule(worker=WORKERS, keys=KEYS, ahead=st.integers(0, 5))
+    def snapshot(self, worker: str, keys: list[int], ahead: int) -> None:
+        model = self.models.get(worker)
+        if model is not None:
+            seq = model.seq + ahead
+            assert self.send(worker, seq, Snapshot(pack_keys(keys))) == "applied"
+            model.held, model.seq, model.known, model.broken = set(keys), seq, True, False
+
+    @rule(worker=WORKERS, new=KEYS)
+    def new_incarnation_by_batch(self, worker: str, new: list[int]) -> None:
+        model = self.models.get(worker)
+        if model is not None:
+            epoch = model.epoch + 1
+            assert self.send(worker, 1, stored(new, None), epoch=epoch) == "applied"
+            fresh = self.models[worker] = Model(epoch)
+            fresh.held, fresh.seq, fresh.known = set(new), 1, True
+            assert self.send(worker, 2, stored([5], None), epoch=epoch - 1) == "old_epoch"
+
+    @rule(budget=st.integers(0, 20))
+    def tidy(self, budget: int) -> None:
+        self.table.tidy(budget)
+
+    @rule(prompt=st.lists(st.integers(1, 12), max_size=10, unique=True))
+    def match(self, prompt: list[int]) -> None:
+        expected: dict[str, int] = {}
+        for worker, model in self.models.items():
+            stride = STRIDES[worker]
+            depth = 0
+            for key in prompt[stride - 1 :: stride]:
+                if key not in model.held:
+                    break
+                depth += stride
+            if depth:
+                expected[worker] = depth * GRANULE
+        found = self.table.match([BlockKey(key) for key in prompt])
+        assert {worker: match.tokens for worker, match in found.items()} == expected
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.table.check()
+        for worker in STRIDES:
+            model = self.models.get(worker)
+            held = set() if model is None else model.held
+            assert self.table.blocks(WorkerId(worker)) == len(held)
+            position = self.table.position(WorkerId(worker))
+            known = model is not None and model.known
+            assert position == ((model.epoch, model.seq) if known and model else None)
+
+
+IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestIndex = IndexMachine.TestCase
