@@ -31,7 +31,7 @@ class LiveCheck:
         """Checks that found a difference."""
 
     def offer(self, compare: Callable[[], bool], differs: Callable[[], None]) -> None:
-        """Perhaps run ``compare`` in the background; if it is False, ``differs`` is called there."""
+        """Perhaps run ``compare`` in the background, and ``differs`` there if it is False."""
         with self._lock:
             self._offers += 1
             if self._offers % self._every or self._running:

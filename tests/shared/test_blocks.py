@@ -1,0 +1,61 @@
+"""Fixed values of the hash chain: a change here breaks every index in use."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.blocks import Scope, chain_keys, extend_chain, pack_tokens, stride_of, usable_tokens
+
+
+def test_the_chain_is_what_it_always_was() -> None:
+    root = Scope("model", "tokenizer", "adapter", "salt").root(b"secret")
+    assert root.hex() == "cd47610def31fa0b9b577e6b2503077f"
+    assert [f"{key:016x}" for key in chain_keys(root, range(40))] == [
+        "02fc96ce351eef24",
+        "9af92b83d5b6b7c7",
+    ]
+
+
+def test_parts_of_a_scope_do_not_run_into_each_other() -> None:
+    assert Scope("ab", "c").root(b"k") != Scope("a", "bc").root(b"k")
+    assert Scope("m", "t", adapter="x").root(b"k") != Scope("m", "t", salt="x").root(b"k")
+
+
+def test_an_incomplete_granule_has_no_key() -> None:
+    root = Scope("m", "t").root(b"k")
+    assert chain_keys(root, range(15)) == []
+    keys, state = extend_chain(root, pack_tokens(range(15)))
+    assert (keys, state) == ([], root)
+
+
+@pytest.mark.parametrize(
+    ("block", "stride"), [(1, 1), (8, 1), (16, 1), (32, 2), (64, 4), (24, 3), (784, 49)]
+)
+def test_strides(block: int, stride: int) -> None:
+    assert stride_of(block) == stride
+
+
+def test_a_block_of_no_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="below 1"):
+        stride_of(0)
+
+
+@pytest.mark.parametrize(
+    ("matched", "prompt", "block", "usable"),
+    [
+        (64, 64, 16, 48),
+        (64, 65, 16, 64),
+        (63, 100, 16, 48),
+        (64, 100, 48, 48),
+        (16, 0, 16, 0),
+        (5, 6, 1, 5),
+    ],
+)
+def test_usable(matched: int, prompt: int, block: int, usable: int) -> None:
+    assert usable_tokens(matched, prompt, block) == usable
+
+
+def test_token_ids_beyond_32_bits_are_refused() -> None:
+    with pytest.raises(OverflowError):
+        pack_tokens([2**32])
+    assert pack_tokens([1, 2**32 - 1]) == b"\1\0\0\0\xff\xff\xff\xff"
