@@ -9,8 +9,9 @@ from gateway.accounting import account
 from gateway.decision import AttemptEnd, Route
 from gateway.member import Booking, Member
 from gateway.promises import Promise
-from gateway.records import RequestRecord, TokenFlow
+from gateway.records import Outcome, RequestRecord, TokenFlow
 from gateway.routing.base import Query
+from shared.errors import ApiError
 from shared.types import WorkerId
 
 _FAMILY_GRANULES = 4
@@ -127,4 +128,25 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
         itl_s=end.itl_s,
         predicted_ttft_s=decided_s + route.predicted_ttft_s,
         reported=usage is not None and usage.cached is not None,
+    )
+
+
+def rejection_record(
+    query: Query | None, route: str, error: ApiError, now: float, wall_at: float
+) -> RequestRecord:
+    """The record of a request that reached no worker: nothing was prefilled, so no tokens. Pure."""
+    waited = 0.0 if query is None else now - query.arrived
+    return RequestRecord(
+        at=wall_at,
+        request_id="" if query is None else query.request_id,
+        attempt=0,
+        final=True,
+        route=route,
+        model="" if query is None else query.model,
+        tenant="" if query is None else query.tenant,
+        family="" if query is None else family_of(query),
+        outcome=Outcome.REJECTED,
+        status=error.status,
+        decided_s=waited,
+        total_s=waited,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.breaker import Breaker, Gate
-from gateway.decision import Booked
+from gateway.decision import Booked, WorkerStatus
 from gateway.routing.base import Trust, WorkerState
 from shared.blocks import stride_of
 from shared.load import WorkerInfo, WorkerLoad
@@ -247,3 +247,36 @@ class Member:
     def _drop_shadows(self, now: float) -> None:
         if self._shadows:
             self._shadows = [shadow for shadow in self._shadows if shadow[0] > now]
+
+
+def describe(
+    member: Member,
+    now: float,
+    *,
+    trust: tuple[Trust, str],
+    index_blocks: int,
+    prefill_s_per_token: float,
+) -> WorkerStatus:
+    """A member as operators see it. Pure."""
+    booked, load = member.booked(now), member.last_load() or WorkerLoad()
+    return WorkerStatus(
+        id=member.id,
+        url=member.info.url,
+        models=member.info.models,
+        engine=member.info.engine,
+        state=member.state(now),
+        reason=member.reason(now),
+        trust=trust[0],
+        trust_reason=trust[1],
+        block_size=member.info.block_size,
+        epoch=member.info.epoch,
+        inflight=member.inflight,
+        booked_prefill_s=booked.prefill_s,
+        booked_tokens=booked.decode_tokens,
+        index_blocks=index_blocks,
+        prefill_s_per_token=prefill_s_per_token,
+        failure_rate=member.breaker.failure_rate,
+        running=load.running,
+        waiting=load.waiting,
+        load_age_s=member.load_age_s(now),
+    )

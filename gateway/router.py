@@ -26,10 +26,10 @@ from gateway.decision import (
 from gateway.fleet import Fleet
 from gateway.index.base import Applied, PrefixIndex
 from gateway.knowledge import Knowledge
-from gateway.lease import Attempt, Lease, family_of
-from gateway.member import Booking, Member
+from gateway.lease import Attempt, Lease, rejection_record
+from gateway.member import Booking, Member, describe
 from gateway.outcomes import Outcomes
-from gateway.records import Outcome, RequestRecord
+from gateway.records import RequestRecord
 from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
 from gateway.routing.cost import CostModel
 from gateway.routing.rates import RateBook
@@ -151,7 +151,8 @@ class Router:
 
     def workers(self, now: float) -> list[WorkerStatus]:
         """All members, sorted by id."""
-        return sorted((self._status(m, now) for m in self._fleet), key=lambda status: status.id)
+        members = sorted(self._fleet, key=lambda member: member.id)
+        return [self._describe(member, now) for member in members]
 
     def worker_url(self, worker: WorkerId) -> str | None:
         """Base URL of a member."""
@@ -206,21 +207,7 @@ class Router:
         wall_at: float,
     ) -> RequestRecord:
         """The record of a request that reached no worker."""
-        waited = 0.0 if query is None else now - query.arrived
-        return RequestRecord(
-            at=wall_at,
-            request_id="" if query is None else query.request_id,
-            attempt=0,
-            final=True,
-            route=route,
-            model="" if query is None else query.model,
-            tenant="" if query is None else query.tenant,
-            family="" if query is None else family_of(query),
-            outcome=Outcome.REJECTED,
-            status=error.status,
-            decided_s=waited,
-            total_s=waited,
-        )
+        return rejection_record(query, route, error, now, wall_at)
 
     # ---------------------------------------------------------------- inside
 
@@ -299,27 +286,11 @@ class Router:
         member.draining = draining
         return True
 
-    def _status(self, member: Member, now: float) -> WorkerStatus:
-        booked, load = member.booked(now), member.last_load() or WorkerLoad()
-        trust, trust_reason = self._knowledge.trust(member)
-        return WorkerStatus(
-            id=member.id,
-            url=member.info.url,
-            models=member.info.models,
-            engine=member.info.engine,
-            state=member.state(now),
-            reason=member.reason(now),
-            trust=trust,
-            trust_reason=trust_reason,
-            block_size=member.info.block_size,
-            epoch=member.info.epoch,
-            inflight=member.inflight,
-            booked_prefill_s=booked.prefill_s,
-            booked_tokens=booked.decode_tokens,
+    def _describe(self, member: Member, now: float) -> WorkerStatus:
+        return describe(
+            member,
+            now,
+            trust=self._knowledge.trust(member),
             index_blocks=self._index.blocks(member.id),
             prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
-            failure_rate=member.breaker.failure_rate,
-            running=load.running,
-            waiting=load.waiting,
-            load_age_s=member.load_age_s(now),
         )
