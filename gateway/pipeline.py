@@ -53,7 +53,7 @@ class Parts:
     """Each gets every record; ``metrics`` is one of them."""
     config: GatewayConfig
     suspect: Callable[[WorkerId], None] = lambda worker: None
-    """Told about a worker that gave no answer."""
+    """Told about a worker that failed."""
     clock: Callable[[], float] = time.monotonic
     budget: RetryBudget = field(default_factory=RetryBudget)
 
@@ -150,7 +150,6 @@ class Pipeline:
             async with call as response:
                 await attempt.deliver(item, response, client, self._end, self._clock)
         except UpstreamError as error:
-            self._suspect(item.lease.worker)
             return refusals.from_upstream(error)
         except AttemptFailed as failure:
             if not failure.retry:  # a refusal shows that the worker is alive
@@ -230,6 +229,8 @@ class Pipeline:
             wall_at=item.inbound.wall_at,
         )
         self._keep(item, lease.finish(end, self._clock()))
+        if outcome is Outcome.UPSTREAM_ERROR:
+            self._suspect(lease.worker)
 
     def _keep(self, item: Work, record: RequestRecord) -> None:
         item.inbound.record = record
