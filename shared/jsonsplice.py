@@ -1,8 +1,8 @@
 """Edits of a JSON object's bytes that leave every other byte as it was. Pure.
 
 A request is never re-serialised: unknown fields, big integers, key order and white space survive.
-This module finds *where* a top-level value lies; the strings are skipped by a regular expression,
-so a long prompt costs one match.
+This module finds *where* a top-level value lies. Strings are skipped from quote to quote, so that a
+long prompt costs little.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^\s,\]}\"\[{:]+")
-_NESTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+_NESTED = re.compile(rb'["\[\]{}]')
 
 
 class NotAnObject(ValueError):
@@ -46,27 +45,55 @@ def _skip(raw: bytes, at: int) -> int:
     return found.end() if found else at
 
 
+def _string_end(raw: bytes, at: int) -> int:
+    """Position after the string that starts at ``at``; raises :class:`NotAnObject`."""
+    quote = raw.find(b'"', at + 1) if raw[at : at + 1] == b'"' else -1
+    while quote >= 0:
+        if _backslashes(raw, at + 1, quote) % 2 == 0:
+            return quote + 1
+        quote = raw.find(b'"', quote + 1)
+    raise NotAnObject(f"no JSON string at byte {at}")
+
+
+def _backslashes(raw: bytes, start: int, end: int) -> int:
+    """How many backslashes stand right before ``end``, looking back no further than ``start``."""
+    window = 16
+    while True:
+        piece = raw[max(start, end - window) : end]
+        run = len(piece) - len(piece.rstrip(b"\\"))
+        if run < len(piece) or end - window <= start:
+            return run
+        window *= 8
+
+
 def _value_end(raw: bytes, at: int) -> int:
     """Position after the value that starts at ``at``."""
     first = raw[at : at + 1]
     if first == b'"':
-        found = _STRING.match(raw, at)
-    elif first in (b"{", b"["):
-        depth = 0
-        for piece in _NESTED.finditer(raw, at):
-            mark = raw[piece.start()]
-            if mark in b"[{":
-                depth += 1
-            elif mark in b"]}":
-                depth -= 1
-                if depth == 0:
-                    return piece.end()
-        found = None
-    else:
-        found = _SCALAR.match(raw, at)
+        return _string_end(raw, at)
+    if first in (b"{", b"["):
+        return _nested_end(raw, at)
+    found = _SCALAR.match(raw, at)
     if found is None:
         raise NotAnObject(f"no JSON value at byte {at}")
     return found.end()
+
+
+def _nested_end(raw: bytes, at: int) -> int:
+    """Position after the array or object that starts at ``at``."""
+    depth, position = 0, at
+    while found := _NESTED.search(raw, position):
+        position = found.end()
+        mark = found.group()
+        if mark == b'"':
+            position = _string_end(raw, found.start())
+        elif mark in b"[{":
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                return position
+    raise NotAnObject(f"no JSON value at byte {at}")
 
 
 def open_object(raw: bytes, at: int = 0) -> int:
@@ -81,12 +108,10 @@ def members(raw: bytes, at: int = 0) -> Iterator[Member]:
     """Members of the object that starts at ``at``, in order, duplicates included."""
     position = _skip(raw, open_object(raw, at))
     while raw[position : position + 1] != b"}":
-        found = _STRING.match(raw, position)
-        if found is None:
-            raise NotAnObject(f"no key at byte {position}")
-        quoted = found.group()
+        key_end = _string_end(raw, position)
+        quoted = raw[position:key_end]
         key = str(json.loads(quoted)) if b"\\" in quoted else quoted[1:-1].decode()
-        colon = _skip(raw, found.end())
+        colon = _skip(raw, key_end)
         if raw[colon : colon + 1] != b":":
             raise NotAnObject(f"no colon at byte {colon}")
         start = _skip(raw, colon + 1)

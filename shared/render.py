@@ -235,7 +235,9 @@ class Renderer:
         return b"".join(segment.tokens for segment in self._segments(plan, prompt))
 
     def _encode(self, piece: str) -> bytes:
-        return pack_tokens(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+        """Packed tokens. The batch form: only that one lets other threads run meanwhile."""
+        (encoding,) = self.tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+        return pack_tokens(encoding.ids)
 
     def _sample(self, plan: _Plan, tokens: bytes) -> None:
         """Now and then have a first prompt's ``tokens`` compared with a full encode."""

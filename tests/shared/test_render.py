@@ -39,9 +39,9 @@ def counted(renderer: Renderer) -> list[str]:
     real = renderer.tokenizer
 
     class Counting:
-        def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-            seen.append(text)
-            return real.encode(text, add_special_tokens=add_special_tokens)
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> Any:
+            seen.extend(texts)
+            return real.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
     renderer.tokenizer = Counting()  # type: ignore[assignment]
     return seen
@@ -292,6 +292,19 @@ def test_threads_agree(renderer: Renderer) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(renderer: Renderer) -> None:
+    request = completion("some words, and more. " * 60_000)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (renderer.chain(request, ROOT), done.set()))
+    steps = 0
+    thread.start()
+    while not done.is_set():
+        steps += 1
+        done.wait(0.001)
+    thread.join()
+    assert steps > 20
 
 
 # --- text-block mode ---
