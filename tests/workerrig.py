@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,3 +121,11 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     assert error["type"]
     assert "Traceback" not in answer.text
     return error
+
+
+async def until(check: Callable[[], Awaitable[Any]], timeout_s: float = 5.0) -> None:
+    """Return once ``check`` is true."""
+    deadline = time.monotonic() + timeout_s
+    while not await check():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)

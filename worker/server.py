@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 from aiohttp import web
@@ -165,7 +165,7 @@ def in_thread(function: Callable[[WorkerConfig], T], config: WorkerConfig) -> as
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(value)  # type: ignore[arg-type]  # T when there is no error
+            future.set_result(cast("T", value))
 
     def work() -> None:
         value, failed = None, None

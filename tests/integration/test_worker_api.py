@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -270,3 +271,20 @@ async def test_the_official_client(fake_worker: Any) -> None:
         assert "".join(parts) == whole.choices[0].message.content
         with pytest.raises(openai.NotFoundError):
             await sdk.completions.create(model="nobody", prompt="x")
+
+
+@pytest.mark.parametrize("byte", [0x41, 0xC3, 0x8C, 0xF0])
+async def test_broken_characters_stream_as_they_are_whole(client: Client, byte: int) -> None:
+    # The forced byte completes a character, begins one that never ends, or belongs to none.
+    for prompt in ("text", [0x61, 0xC3], [0xF0, 0x9F]):
+        texts = []
+        for limit in range(1, 7):
+            bias = {str(byte): 100}
+            request = completion(prompt, max_tokens=limit, ignore_eos=True, logit_bias=bias)
+            stream = await client.stream(COMPLETIONS, request)
+            whole = await client.ask(COMPLETIONS, request)
+            assert stream.text() == whole["choices"][0]["text"]
+            assert (stream.finishes(), stream.done) == (["length"], 1)
+            texts.append(stream.text())
+        for shorter, longer in pairwise(texts):
+            assert longer.startswith(shorter.rstrip("\ufffd"))
