@@ -182,9 +182,29 @@ def _adds_bos(config: dict[str, Any], tokenizer_json: str, bos: str | None) -> b
     explicit = config.get("add_bos_token")
     if isinstance(explicit, bool):
         return explicit and bos is not None
-    tokenizer = Tokenizer.from_str(tokenizer_json)
-    first = tokenizer.encode("", add_special_tokens=True).ids[:1]
-    return bos is not None and first == [tokenizer.token_to_id(bos)]
+    try:
+        head = msgspec.json.decode(tokenizer_json, type=_Head)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"tokenizer.json cannot be read: {error}") from None
+    return bos is not None and _begins_with(head.post_processor, bos)
+
+
+class _Head(msgspec.Struct):
+    """What is looked at in a tokenizer.json without building the tokenizer (which is slow)."""
+
+    post_processor: dict[str, Any] | None = None
+
+
+def _begins_with(processor: dict[str, Any] | None, token: str) -> bool:
+    """Whether a post-processor puts ``token`` in front of a single text."""
+    if processor is None:
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_begins_with(step, token) for step in processor.get("processors", ()))
+    if processor.get("type") == "TemplateProcessing":
+        first = (processor.get("single") or [{}])[0]
+        return bool(first.get("SpecialToken", {}).get("id") == token)
+    return bool((processor.get("cls") or [None])[0] == token)
 
 
 def open_tokenizer(bundle: TokenizerBundle) -> Tokenizer:

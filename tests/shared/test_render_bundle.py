@@ -105,6 +105,33 @@ def test_who_decides_about_bos(
     assert [list(end) for end in ends] == [[258] if adds else [], []]
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        processors.Sequence([
+            processors.ByteLevel(),
+            processors.TemplateProcessing(
+                single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 258)]
+            ),
+        ]),
+        processors.BertProcessing(("<|im_end|>", 257), ("<|endoftext|>", 258)),
+        processors.RobertaProcessing(("<|im_end|>", 257), ("<|endoftext|>", 258)),
+        processors.ByteLevel(),
+        processors.Sequence([processors.ByteLevel()]),
+        processors.TemplateProcessing(single="$A <|im_end|>", special_tokens=[("<|im_end|>", 257)]),
+    ],
+)  # fmt: skip
+def test_the_post_processor_is_read_as_it_works(tmp_path: Path, made: Any) -> None:
+    tokenizer = Tokenizer.from_str(byte_bundle().tokenizer_json)
+    tokenizer.post_processor = made
+    config = {"bos_token": "<|endoftext|>"}
+    bundle = load_bundle(folder_of(tmp_path, tokenizer.to_str(), tokenizer_config__json=config))
+    whole = tokenizer.encode("a").ids
+    assert bundle.add_bos is (whole[0] == 258)
+    before, after = added_ends(tokenizer, bundle)
+    assert [*before, 97, *after] == whole
+
+
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"no tokenizer\.json"):
         load_bundle(str(tmp_path))
@@ -113,6 +140,9 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
         load_bundle(folder)
     folder = folder_of(tmp_path, tokenizer_config__json="[]")
     with pytest.raises(BundleError, match="no JSON object"):
+        load_bundle(folder)
+    folder = folder_of(tmp_path, "no json", tokenizer_config__json={})
+    with pytest.raises(BundleError, match=r"tokenizer\.json cannot be read"):
         load_bundle(folder)
     for source in ("/no/such/folder", "./x", "nothing", "a/b/c"):
         with pytest.raises(BundleError, match="no directory and no hub id"):
