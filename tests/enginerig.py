@@ -91,6 +91,11 @@ class SpyRunner(FakeRunner):
 
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        written: set[int] = set()
+        for chunk in plan.chunks:
+            own = set(chunk.blocks[chunk.start // self.block_size :])
+            assert written.isdisjoint(own), "two chunks of a step write the same block"
+            written |= own
         if self.fail_next:
             self.fail_next = False
             super().run(StepPlan(plan.chunks[: len(plan.chunks) // 2]))

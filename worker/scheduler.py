@@ -235,7 +235,7 @@ class Scheduler:
         """Continue running prefills and start waiting sequences, the most urgent first. One that
         waits for a sibling lets others pass; one that finds no space does not, or a big prompt
         would starve."""
-        siblings = Siblings(self._blocks, self._prefills() if self._waiting else ())
+        siblings = Siblings(self._blocks, self._running.values() if self._waiting else ())
         admitting = True
         candidates = merge(sorted(self._prefills(), key=_turn), self._waiting, key=_turn)
         for seq in candidates:

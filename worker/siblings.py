@@ -1,9 +1,9 @@
 """Requests that share a prefix which is being computed right now: the prefix is computed once.
 
-A running prefill's *frontier* is the first block it has not sealed: its parent in the tree and its
-exact contents. A waiting request whose longest match ends at that parent, and whose next block has
-these contents, would compute the same again; it is held back until the running one has sealed all
-the blocks both have in common, or is no longer prefilling.
+A running sequence's *frontier* is the first full block of its tokens that it has not sealed: its
+parent in the tree and its exact contents. A waiting request whose longest match ends at that
+parent, and whose next block has these contents, would compute the same again; it is held back until
+the running one has sealed all the blocks both have in common, or has stopped running.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from worker.sequence import Phase, Sequence
 
 
 class Siblings:
-    """Frontiers of the running prefills, for the length of one plan."""
+    """Frontiers of the running sequences, for the length of one plan."""
 
-    def __init__(self, blocks: SequenceBlocks, prefills: Iterable[Sequence]) -> None:
+    def __init__(self, blocks: SequenceBlocks, running: Iterable[Sequence]) -> None:
         self._blocks = blocks
         self._frontiers: dict[tuple[int | bytes, bytes], Sequence] = {}
-        for seq in prefills:
+        for seq in running:
             self.add(seq)
 
     def add(self, seq: Sequence) -> None:
@@ -35,13 +35,13 @@ class Siblings:
         owner = seq.held_by
         if owner is None:
             return False
-        if owner.phase is Phase.RUNNING and owner.prefilling and owner.sealed < seq.held_until:
+        if owner.phase is Phase.RUNNING and owner.sealed < seq.held_until:
             return True
         seq.held_by = None
         return False
 
     def hold_back(self, seq: Sequence) -> bool:
-        """Hold ``seq`` back if its next reusable block is some running prefill's frontier.
+        """Hold ``seq`` back if its next reusable block is some running sequence's frontier.
 
         The owner becomes as urgent as the request that waits for it.
         """

@@ -103,6 +103,18 @@ def test_siblings_that_differ_at_the_end_compute_their_common_part_once() -> Non
         assert rig.answers[request_id].outcome == reference.outcome(shared + tail, greedy(8))
 
 
+@pytest.mark.parametrize("budget", [10 * B - 1, 10 * B, 4 * B + 1])
+def test_a_continuation_waits_for_the_last_block_too(budget: int) -> None:
+    rng = random.Random(14)
+    tokens, more = prompt(rng, 10 * B), prompt(rng, 20)
+    rig = Rig(budget=budget)
+    rig.submit(tokens, greedy(8))
+    rig.submit(tokens + more, greedy(8))
+    rig.run()
+    assert rig.loop.stats.prefill_computed_tokens == 10 * B + 20
+    assert rig.answers["1"].outcome == Reference().outcome(tokens + more, greedy(8))
+
+
 def test_a_held_back_sibling_goes_on_when_the_one_it_waits_for_is_aborted() -> None:
     tokens = prompt(random.Random(6), 20 * B)
     rig = Rig(budget=2 * B)
