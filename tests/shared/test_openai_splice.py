@@ -101,3 +101,10 @@ def test_a_long_prompt_costs_little(piece: bytes) -> None:
     began = time.process_time()
     assert with_usage(raw) == raw.replace(b"null", b'{"include_usage":true}')
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 7, 8, 9, 70, 600])
+def test_a_quote_after_many_backslashes(pairs: int) -> None:
+    value = b'"' + b"\\\\" * pairs + b'\\"' + b"\\\\" * pairs + b'"'
+    raw = b'{"a":' + value + b',"b":1}'
+    assert [raw[m.start : m.end] for m in members(raw)] == [value, b"1"]

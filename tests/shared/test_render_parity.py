@@ -251,7 +251,8 @@ def test_reasoning_and_special_tokens_reach_the_template() -> None:
     from transformers import PreTrainedTokenizerFast
 
     template = (
-        "{{ bos_token }}{{ pad_token }}{% for m in messages %}"
+        "{{ bos_token }}{{ pad_token }}\n    {% if true %}\n  x\n  {% endif %}\n"
+        "{% for m in messages %}"
         "{{ m.reasoning_content | default('-') }}{{ m.thinking | default('-') }}"
         "{{ m.name | default('?') }}{{ m.content }}{% if mood is defined %}{{ mood }}{% endif %}"
         "{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}{{ documents }}"

@@ -241,6 +241,18 @@ def test_the_deepest_part_of_a_chain_goes_first() -> None:
     assert len(cache._walk(ROOT, segments)) == held
 
 
+def test_a_chain_that_was_used_again_still_loses_its_deepest_part_first() -> None:
+    cache = SegmentCache(8_000)
+    granule = b"\1\0\0\0" * 16
+    old, new = ([cache.uncached(granule) for _ in range(n)] for n in (5, 3))
+    cache.chain(ROOT, old)
+    cache.chain(ROOT, old)
+    cache.chain(ROOT, new)
+    left = len(cache._walk(ROOT, old))
+    assert 0 < left < 5
+    assert left + 3 == cache.stats().nodes
+
+
 def test_hits_and_misses_are_counted() -> None:
     cache = SegmentCache(10_000)
     assert cache.find(["a"]) == [None]
