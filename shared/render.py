@@ -55,6 +55,8 @@ __all__ = [
     "load_bundle",
 ]
 
+SHORT_PIECE = 4096
+"""Characters up to which a piece (about a millisecond) is encoded in place."""
 CHECK_EVERY = 256
 """One in so many cut requests is encoded as a whole as well, and compared."""
 
@@ -235,8 +237,15 @@ class Renderer:
         return b"".join(segment.tokens for segment in self._segments(plan, prompt))
 
     def _encode(self, piece: str) -> bytes:
-        """Packed tokens. The batch form: only that one lets other threads run meanwhile."""
-        (encoding,) = self.tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+        """Packed tokens of a piece.
+
+        Only the batch form lets other threads run meanwhile; it hands the work to a thread of its
+        own, which a short piece is not worth.
+        """
+        if len(piece) <= SHORT_PIECE:
+            encoding = self.tokenizer.encode(piece, add_special_tokens=False)
+        else:
+            (encoding,) = self.tokenizer.encode_batch_fast([piece], add_special_tokens=False)
         return pack_tokens(encoding.ids)
 
     def _sample(self, plan: _Plan, tokens: bytes) -> None:

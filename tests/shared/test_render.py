@@ -39,6 +39,10 @@ def counted(renderer: Renderer) -> list[str]:
     real = renderer.tokenizer
 
     class Counting:
+        def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+            seen.append(text)
+            return real.encode(text, add_special_tokens=add_special_tokens)
+
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> Any:
             seen.extend(texts)
             return real.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

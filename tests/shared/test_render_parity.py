@@ -247,6 +247,14 @@ def test_plain_prompts_get_one_bos(pair: tuple[Any, Renderer]) -> None:
         assert renderer.encode_text(text, add_special_tokens=False) == plain
 
 
+def test_long_pieces_too(pair: tuple[Any, Renderer]) -> None:
+    reference, renderer = pair
+    rng = random.Random(3)
+    messages = [{"role": "user", "content": " ".join(rng.choices(WORDS, k=20)) + "It's 42 é" * 700}]
+    _, tokens = expected(reference, messages, add_generation_prompt=True)
+    assert renderer.encode_request(chat(messages)).tokens == tokens
+
+
 def test_reasoning_and_special_tokens_reach_the_template() -> None:
     from transformers import PreTrainedTokenizerFast
 
