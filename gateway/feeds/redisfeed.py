@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from random import Random
 from typing import Any
 
 import structlog
 
 from gateway.feeds.link import RedisLink, RedisLost
+from gateway.index.base import Applied
 from gateway.index.redis import (
     LogEntry,
     checkpoint_commands,
@@ -32,6 +34,7 @@ from gateway.index.redis import (
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
 from shared.blocks import stride_of
+from shared.events import EventBatch
 from shared.rediskeys import RedisKeys
 from shared.types import WorkerId
 
@@ -63,6 +66,16 @@ class Backoff:
         """Wait a bit longer than last time."""
         pause, self._next = self._next, min(self._next * 2, PAUSES_S[1])
         await asyncio.sleep(pause * (0.5 + self._rng.random() / 2))
+
+
+async def take_in(replica: Replica, batch: EventBatch, now: float) -> Applied:
+    """Offer a batch, with turns for others in between if it is a large one."""
+    applied = Applied(False)
+    with closing(replica.restore(batch, now)) as steps:
+        for applied in steps:
+            if applied.reason == "restoring":
+                await asyncio.sleep(0)
+    return applied
 
 
 class LogFollower:
@@ -238,7 +251,7 @@ class CheckpointLoader:
         checkpoint = parse_checkpoint(replies, info.epoch)
         if checkpoint is not None:
             batch = checkpoint.as_batch(worker, info.epoch, stride_of(info.block_size))
-            if self._replica.offer(batch, self._clock()).reason == "applied":
+            if (await take_in(self._replica, batch, self._clock())).reason == "applied":
                 self._stats.checkpoint_resyncs += 1
         followed = self._replica.get(worker)
         if followed is None or followed.in_step:

@@ -20,7 +20,7 @@ import structlog
 from gateway.config import WorkersConfig
 from gateway.feeds.base import FedRouter
 from gateway.feeds.httpfeed import FeedBroken, read_feed
-from gateway.feeds.redisfeed import Backoff, CheckpointLoader
+from gateway.feeds.redisfeed import Backoff, CheckpointLoader, take_in
 from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Followed, Replica, starts_anew
@@ -57,7 +57,7 @@ class Roads:
         self._clock, self._rng = clock, rng
         self._headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
         self._feeds = TaskSet(stats)
-        self._told: dict[WorkerId, tuple[int, Trust, str]] = {}
+        self._told: dict[WorkerId, Trust] = {}
         self._hole_since: dict[WorkerId, float] = {}
         self._redis_since: dict[WorkerId, float] = {}
         self.checkpoints: CheckpointLoader | None = None
@@ -95,19 +95,20 @@ class Roads:
 
     def _forget_strangers(self) -> None:
         known = {followed.info.id for followed in self._replica}
-        for book in (self._told, self._hole_since, self._redis_since):
-            for worker in book.keys() - known:
-                del book[worker]
+        for worker in self._told.keys() - known:
+            del self._told[worker]
+            self._hole_since.pop(worker, None)
+            self._redis_since.pop(worker, None)
+            if self.checkpoints is not None:
+                self.checkpoints.settled(worker)
 
     def _tell_trust(self, followed: Followed, now: float) -> None:
         info = followed.info
         trust, reason = self._replica.trust(followed, now)
-        before = self._told.get(info.id)
-        if before == (info.epoch, trust, reason):
-            return
-        self._told[info.id] = (info.epoch, trust, reason)
+        # Each time: the router raises a worker by itself when one of its batches fits.
         self._router.set_trust(info.id, trust, reason, now)
-        if before is None or before[1] is not trust:
+        before, self._told[info.id] = self._told.get(info.id), trust
+        if before is not trust:
             self._log.info("worker_trust", worker=info.id, trust=str(trust), reason=reason)
 
     def _wants_own_feed(self, followed: Followed, now: float) -> bool:
@@ -154,7 +155,7 @@ class Roads:
                         backoff.reset()
                         if batch is None:
                             continue
-                        applied = self._replica.offer(batch, now)
+                        applied = await take_in(self._replica, batch, now)
                         self._stats.http_resyncs += starts_anew(batch) and applied.ok
                         if not applied.ok:
                             whole = applied.reason == "gap"

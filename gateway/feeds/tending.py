@@ -176,7 +176,9 @@ class Tender:
             self._router.join(member.info, now)
             self._replica.follow(member.info)
         if adoption in (Adoption.JOINED, Adoption.RESTARTED):
+            # Who answers is not yet ready: that is the next question.
             member.healthy = None
+            self._router.set_health(info.id, False, now, "not probed yet")
             self._log.info(f"worker_{adoption}", worker=info.id, url=member.url)
             self.on_new(info.id)
             self._recall_registration(info.id)

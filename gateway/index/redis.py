@@ -32,7 +32,7 @@ Reply = Any
 """Raw RESP2: bytes, int, None, lists of these, or an exception object."""
 
 WORKER_SOURCE = "worker"
-ENTRIES_PER_READ = 256
+ENTRIES_PER_READ = 64
 """Over all streams of one read: what can be taken in between two turns of the event loop."""
 LOOKBACK_MS = int((CHECKPOINT_EVERY_S + 5.0) * 1000)
 """A checkpoint is at most this old, so a log read from here closes the distance to it."""

@@ -13,23 +13,29 @@ A worker is *exact* while it is in step and one of its roads is alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from gateway.index.base import Applied
 from gateway.index.redis import WORKER_SOURCE
 from gateway.index.stats import FeedStats
 from gateway.routing.base import Trust
-from shared.events import EventBatch, Snapshot
+from shared.events import BlocksStored, EventBatch, Snapshot
 from shared.load import WorkerInfo
 from shared.types import Epoch, WorkerId
 
 SILENT_S = 5.0
 """A feed without a sign of life for this long is not believed any more."""
-TAIL_LOST_S = 2.0
+TAIL_LOST_S = 1.5
 """A registration may be ahead of the log this long before its last batches count as lost."""
 PENDING_LIMIT = 4096
 """Batches kept beyond a hole, per worker."""
+PIECE_KEYS = 1024
+"""Whole contents are taken in by this many keys at a time: the loop that does it relays answers."""
+PIECE_SOURCE = "worker-contents"
+"""Source under which the pieces after the first reach the index, numbered by themselves."""
 
 Apply = Callable[[EventBatch, float], Applied]
 
@@ -53,11 +59,16 @@ class Followed:
     """Last frame of its own feed, keep-alives included."""
     ahead: tuple[int, float] | None = None
     """Sequence number that its registration named beyond our position, and since when."""
+    restoring: bool = False
+    """Its whole contents are being taken in; what arrives meanwhile waits in ``pending``."""
+    pieces: int = 0
 
     @property
     def in_step(self) -> bool:
         """Everything that is known to exist has been applied."""
-        return self.position is not None and self.position >= self.target
+        if self.restoring or self.position is None:
+            return False
+        return self.position >= self.target
 
 
 class Replica:
@@ -111,7 +122,47 @@ class Replica:
         if followed.position is not None and batch.seq <= followed.position:
             self._stats.duplicates += 1
             return Applied(True, "duplicate")
+        if followed.restoring:
+            self._note_hole(followed, batch)
+            return Applied(False, "gap")
         return self._advance(followed, batch, now)
+
+    def restore(self, batch: EventBatch, now: float) -> Generator[Applied, None, None]:
+        """As :meth:`offer`, but large contents are applied piece by piece, one per step.
+
+        The last value is the verdict. Close it if it is left early: the worker then counts as
+        unknown again.
+        """
+        followed = self._followed.get(batch.worker)
+        pieces = _cut(batch)
+        if (
+            followed is None
+            or len(pieces) < 2
+            or followed.restoring
+            or batch.epoch != followed.info.epoch
+            or batch.seq <= (-1 if followed.position is None else followed.position)
+        ):
+            yield self.offer(batch, now)
+            return
+        first = self._apply(pieces[0], now)
+        if not first.ok:
+            self._note_hole(followed, batch)
+            yield first
+            return
+        followed.restoring, followed.position = True, None
+        try:
+            for piece in pieces[1:]:
+                yield Applied(False, "restoring")
+                if self._followed.get(batch.worker) is not followed:
+                    yield Applied(False, "unknown_worker")
+                    return
+                followed.pieces += 1
+                self._apply(msgspec.structs.replace(piece, seq=followed.pieces), now)
+            self._moved_to(followed, batch.seq)
+        finally:
+            followed.restoring = False
+        self._catch_up(followed, now)
+        yield Applied(True, "applied")
 
     def _advance(self, followed: Followed, batch: EventBatch, now: float) -> Applied:
         expected = 1 if followed.position is None else followed.position + 1
@@ -198,6 +249,26 @@ class Replica:
         if _fresh(followed.http_at, now, SILENT_S):
             return Trust.EXACT, "events from the worker"
         return Trust.LEARNED, "event feed is silent"
+
+
+def _cut(batch: EventBatch) -> list[EventBatch]:
+    """Large contents as a small snapshot and further pieces; anything else as it is."""
+    if not starts_anew(batch) or len(batch.events) != 1:
+        return [batch]
+    whole = batch.events[0]
+    assert isinstance(whole, Snapshot)
+    size = PIECE_KEYS * 8
+    parts = [whole.packed_keys[i : i + size] for i in range(0, len(whole.packed_keys), size)]
+    if len(parts) < 2:
+        return [batch]
+    first = msgspec.structs.replace(batch, events=(Snapshot(parts[0], whole.tier),))
+    further = [
+        msgspec.structs.replace(
+            batch, source=PIECE_SOURCE, events=(BlocksStored(part, None, whole.tier),)
+        )
+        for part in parts[1:]
+    ]
+    return [first, *further]
 
 
 def _fresh(at: float | None, now: float, within_s: float) -> bool:

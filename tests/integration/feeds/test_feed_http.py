@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from aiohttp import web
+
+from shared.errors import BadRequest
 
 
 async def test_a_static_worker_joins_and_its_cache_becomes_known(kit, stand_in) -> None:
@@ -151,3 +154,43 @@ async def test_a_foreign_server_is_known_by_its_models(kit, free_port) -> None:
             assert router.infos[name].epoch != first.epoch
     finally:
         await server.runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("info", "models", "reason"),
+    [
+        ((200, "<html>"), (200, "<html>"), "/v1/models cannot be read"),
+        ((200, '{"epoch": "x"}'), (200, "{}"), "/headwater/info cannot be read"),
+        ((503, ""), (200, '{"data": []}'), "/headwater/info answered 503"),
+        ((404, ""), (401, ""), "/v1/models answered 401"),
+        ((302, ""), (302, ""), "/v1/models answered 302"),
+    ],
+)
+async def test_who_is_no_worker_is_told_why(kit, free_port, info, models, reason) -> None:
+    def answer(status: int, text: str):
+        async def handle(request: web.Request) -> web.Response:
+            return web.Response(status=status, text=text, headers={"location": "/v1/models"})
+
+        return handle
+
+    app = web.Application()
+    app.router.add_get("/headwater/info", answer(*info))
+    app.router.add_get("/v1/models", answer(*models))
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    async with kit.running(kit.settings()) as gateway:
+        with pytest.raises(BadRequest, match=reason):
+            await gateway.feeds.add_worker(f"http://127.0.0.1:{port}")
+        assert gateway.router.infos == {}
+    await runner.cleanup()
+
+
+async def test_add_worker_refuses_what_is_no_url_and_who_is_not_there(kit, free_port) -> None:
+    async with kit.running(kit.settings()) as gateway:
+        for url in ("nonsense", "ftp://h:1"):
+            with pytest.raises(BadRequest, match="http://host:port"):
+                await gateway.feeds.add_worker(url)
+        with pytest.raises(BadRequest, match="no worker at"):
+            await gateway.feeds.add_worker(f"http://127.0.0.1:{free_port()}")

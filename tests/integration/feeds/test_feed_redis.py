@@ -32,8 +32,7 @@ async def test_a_registered_worker_joins_and_its_events_come_through_redis(
         await worker.store(3)
         took = await kit.until(lambda: router.holds(worker.name, {1, 2, 3}))
         assert took < 0.5
-        await asyncio.sleep(2.5)
-        assert gateway.stats.http_feeds == 0
+        await kit.until(lambda: gateway.stats.http_feeds == 0)
         assert gateway.stats.index_lag_s < 1.0
         seen = worker.requests.count("/headwater/load")
         await asyncio.sleep(1.0)
@@ -100,8 +99,7 @@ async def test_lost_batches_are_noticed_and_healed(kit, stand_in, redis_server, 
         await kit.until(lambda: gateway.router.exact(worker.name))
         await worker.store(21)
         await kit.until(lambda: gateway.router.holds(worker.name, worker.contents))
-        await asyncio.sleep(2.5)
-        assert gateway.stats.http_feeds == 0
+        await kit.until(lambda: gateway.stats.http_feeds == 0)
 
 
 async def test_a_checkpoint_closes_a_gap_if_it_can(kit, stand_in, redis_server) -> None:
@@ -110,7 +108,7 @@ async def test_a_checkpoint_closes_a_gap_if_it_can(kit, stand_in, redis_server) 
         await kit.until(lambda: gateway.router.exact(worker.name, "redis"))
         await worker.store(1)
         await kit.until(lambda: gateway.router.holds(worker.name, {1}))
-        await asyncio.sleep(2.5)
+        await kit.until(lambda: gateway.stats.http_feeds == 0)
         asked = worker.requests.count("/headwater/events")
         worker.drop_next = 1
         await worker.store(2)

@@ -1,0 +1,328 @@
+"""Following the log, watching the registrations and exchanging bookings over a fake link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from random import Random
+
+import pytest
+from redis.exceptions import ResponseError
+
+from gateway.decision import Booked
+from gateway.feeds import redisfeed
+from gateway.feeds.bookings import BookingExchange, encode_bookings
+from gateway.feeds.link import RedisLost
+from gateway.feeds.redisfeed import CheckpointLoader, LogFollower
+from gateway.feeds.registry import RegistryWatch
+from gateway.feeds.tasks import TaskSet
+from gateway.index.base import Applied
+from gateway.index.redis import LOOKBACK_MS
+from gateway.index.replica import Replica
+from gateway.index.stats import FeedStats
+from shared.blocks import pack_keys
+from shared.events import EventBatch, encode_batch, stored
+from shared.load import WorkerInfo
+from shared.rediskeys import CHUNKS, RedisKeys
+
+KEYS = RedisKeys("t", shards=2)
+SHARD = KEYS.shard_of("w")
+
+
+class FakeRedis:
+    """Answers like a server whose clock is far from ours; raises when told to."""
+
+    def __init__(self) -> None:
+        self.server_s = 1_000_000.0
+        self.role: object = [b"master", 0, []]
+        self.last: dict[int, bytes] = {}
+        self.reads: deque[object] = deque()
+        self.asked: list[tuple] = []
+        self.dropped = asyncio.Event()
+        self.values: dict[str, object] = {}
+
+    async def call(self, commands, wait_s: float = 0.0):
+        await asyncio.sleep(0)
+        self.asked += commands
+        return [self._answer(command) for command in commands]
+
+    async def drop(self) -> None:
+        self.dropped.set()
+
+    def _answer(self, command):
+        name = command[0]
+        if name == "ROLE":
+            return self.role
+        if name == "TIME":
+            return [b"%d" % int(self.server_s), b"0"]
+        if name == "XINFO":
+            shard = next(s for s in range(KEYS.shards) if KEYS.log(s) == command[2])
+            if shard not in self.last:
+                return ResponseError("no such key")
+            return [b"length", 1, b"last-generated-id", self.last[shard]]
+        if name == "XREAD":
+            if not self.reads:
+                raise RedisLost("the test has ended")
+            return self.reads.popleft()
+        if name == "MGET":
+            return [self.values.get(key) for key in command[1:]]
+        if name == "HMGET":
+            return self.values.get(command[1], [None, None])
+        return self.values.get(name)
+
+    def cursors(self) -> list[dict[str, bytes]]:
+        reads = [command for command in self.asked if command[0] == "XREAD"]
+        return [dict(zip(r[6 : 6 + KEYS.shards], r[6 + KEYS.shards :], strict=True)) for r in reads]
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.redis = FakeRedis()
+        self.stats = FeedStats()
+        self.seen: list[int] = []
+        self.replica = Replica(self._apply, self.stats)
+        self.replica.follow(WorkerInfo("w", 1, "http://w", ("m",)))
+        self.follower = LogFollower(
+            self.redis, KEYS, self.replica, self.stats, lambda: self.now, Random(1)
+        )
+
+    def _apply(self, batch, now):
+        self.seen.append(batch.seq)
+        return Applied(True, "applied")
+
+    def entry(self, seq: int, at_s: float, data: bytes | None = None):
+        batch = EventBatch("w", 1, "worker", seq, 0.0, 1, (stored([seq], None),))
+        return [b"%d-0" % int(at_s * 1000), [b"b", data or encode_batch(batch)]]
+
+    def page(self, *entries):
+        return [[KEYS.log(SHARD).encode(), list(entries)]]
+
+    async def follow(self) -> None:
+        """Until the reads are used up."""
+        self.redis.dropped.clear()
+        task = asyncio.create_task(self.follower.run())
+        await self.redis.dropped.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+async def test_reading_begins_before_the_oldest_checkpoint(rig: Rig) -> None:
+    rig.redis.reads.append(None)
+    await rig.follow()
+    start = b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
+    assert rig.redis.cursors()[0] == {KEYS.log(0): start, KEYS.log(1): start}
+    assert rig.stats.index_lag_s == 0.0
+
+
+async def test_reading_goes_on_where_it_was_and_lag_is_in_the_servers_clock(rig: Rig) -> None:
+    rig.redis.reads += [None, rig.page(rig.entry(1, 999_999.5))]
+    await rig.follow()
+    assert rig.seen == [1]
+    assert rig.stats.index_lag_s == pytest.approx(0.5)
+    rig.redis.reads.append(None)
+    await rig.follow()
+    assert rig.redis.cursors()[-1][KEYS.log(SHARD)] == b"999999500-0"
+
+
+async def test_what_cannot_be_decoded_is_counted_and_passed(rig: Rig) -> None:
+    page = rig.page(rig.entry(1, 999_999), rig.entry(0, 999_999, b"\xc1"), rig.entry(2, 999_999))
+    rig.redis.reads.append(page)
+    await rig.follow()
+    assert rig.seen == [1, 2]
+    assert rig.stats.decode_errors == 1
+
+
+async def test_another_log_is_read_from_its_past(rig: Rig) -> None:
+    """After a failover to a server whose log ends before our place."""
+    rig.redis.reads += [None, rig.page(rig.entry(1, 999_999))]
+    rig.redis.last[SHARD] = b"999999000-0"
+    await rig.follow()
+    assert rig.stats.cursor_resets == 0
+    rig.redis.last[SHARD] = b"999000000-0"
+    rig.redis.reads.append(None)
+    await rig.follow()
+    assert rig.stats.cursor_resets == 1
+    assert rig.redis.cursors()[-1][KEYS.log(SHARD)] == b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
+
+
+async def test_a_log_read_far_too_late_is_skipped(rig: Rig) -> None:
+    rig.redis.reads += [None, rig.page(rig.entry(1, 999_000)), None]
+    await rig.follow()
+    assert rig.stats.cursor_resets == 1
+    assert rig.redis.cursors()[-1][KEYS.log(SHARD)] == b"999999000-0"
+
+
+async def test_the_past_that_is_read_on_purpose_is_no_lag(rig: Rig) -> None:
+    rig.redis.reads += [rig.page(rig.entry(1, 999_970)), rig.page(rig.entry(2, 999_980))]
+    await rig.follow()
+    assert rig.seen == [1, 2]
+    assert (rig.stats.cursor_resets, rig.stats.index_lag_s) == (0, 0.0)
+
+
+async def test_a_new_worker_rewinds_only_its_shard(rig: Rig) -> None:
+    rig.redis.reads += [None, rig.page(rig.entry(1, 999_999)), None]
+    await rig.follow()
+    rig.follower.rewind("w")
+    rig.redis.reads.append(None)
+    before = rig.redis.cursors()[-1]
+    await rig.follow()
+    after = rig.redis.cursors()[-1]
+    assert after[KEYS.log(SHARD)] == b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
+    assert after[KEYS.log(1 - SHARD)] == before[KEYS.log(1 - SHARD)]
+
+
+@pytest.mark.parametrize("trouble", ["replica", "error"])
+async def test_a_server_that_cannot_be_used_is_left(rig: Rig, trouble: str) -> None:
+    if trouble == "replica":
+        rig.redis.role = [b"slave", b"h", 1]
+    else:
+        rig.redis.reads.append(ResponseError("WRONGTYPE"))
+    await rig.follow()
+    assert rig.seen == []
+    assert rig.replica.redis_at is None or trouble == "error"
+
+
+async def load_checkpoint(rig: Rig, *, wishes: int = 1) -> CheckpointLoader:
+    loader = CheckpointLoader(rig.redis, KEYS, rig.replica, rig.stats, lambda: rig.now, Random(1))
+    for _ in range(wishes):
+        loader.want("w")
+    task = asyncio.create_task(loader.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return loader
+
+
+async def test_a_checkpoint_is_loaded_once_for_many_wishes(rig: Rig) -> None:
+    rig.redis.values[KEYS.manifest("w", 1)] = [b"1", b"4"]
+    for chunk in range(CHUNKS):
+        rig.redis.values[KEYS.chunk("w", 1, chunk)] = pack_keys([])
+    loader = await load_checkpoint(rig, wishes=5)
+    assert rig.seen == [4]
+    assert rig.stats.checkpoint_resyncs == 1
+    assert loader.insufficient == set()
+    loader.want("w")
+    assert loader._wanted.empty(), "not again so soon"
+    rig.now += redisfeed.RELOAD_S
+    loader.want("w")
+    assert not loader._wanted.empty()
+
+
+async def test_without_a_checkpoint_the_worker_must_be_asked(rig: Rig) -> None:
+    loader = await load_checkpoint(rig)
+    assert loader.insufficient == {"w"}
+    loader.settled("w")
+    assert loader.insufficient == set()
+
+
+class Shares:
+    def __init__(self) -> None:
+        self.peers: dict = {}
+
+    def bookings(self, now):
+        return {"w": Booked(1.0, 10, 1)}
+
+    def apply_peer_bookings(self, gateway, booked, now) -> None:
+        self.peers[gateway] = booked
+
+
+async def test_bookings_are_exchanged_and_forgotten(rig: Rig) -> None:
+    shares = Shares()
+    exchange = BookingExchange(rig.redis, KEYS, shares, "me", rig.stats, lambda: rig.now, Random(1))
+    rig.redis.values["SMEMBERS"] = [b"me", b"you", b"odd"]
+    rig.redis.values[KEYS.bookings("you")] = encode_bookings({"w": Booked(2.0, 20, 2)})
+    rig.redis.values[KEYS.bookings("odd")] = b"\xc1"
+    await exchange.exchange()
+    assert shares.peers == {"you": {"w": Booked(2.0, 20, 2)}}
+    assert (rig.stats.peers, rig.stats.decode_errors) == (1, 1)
+    written = next(command for command in rig.redis.asked if command[0] == "SET")
+    assert written[1:] == (KEYS.bookings("me"), encode_bookings(shares.bookings(0)), "PX", 2000)
+    del rig.redis.values[KEYS.bookings("you")]
+    await exchange.exchange()
+    assert shares.peers == {"you": {}}
+    assert ("SREM", KEYS.gateways(), "you") in rig.redis.asked
+    assert rig.stats.peers == 0
+
+
+async def test_peers_are_forgotten_during_an_outage(rig: Rig) -> None:
+    shares = Shares()
+    exchange = BookingExchange(rig.redis, KEYS, shares, "me", rig.stats, lambda: rig.now, Random(1))
+    rig.redis.values["SMEMBERS"] = [b"you"]
+    rig.redis.values[KEYS.bookings("you")] = encode_bookings({"w": Booked(2.0, 20, 2)})
+    await exchange.exchange()
+    rig.now += 1.9
+    exchange.expire()
+    assert shares.peers["you"]
+    rig.now += 0.2
+    exchange.expire()
+    assert shares.peers["you"] == {}
+
+
+async def test_a_refused_write_is_an_outage_of_the_exchange(rig: Rig) -> None:
+    exchange = BookingExchange(
+        rig.redis, KEYS, Shares(), "me", rig.stats, lambda: rig.now, Random(1)
+    )
+    rig.redis.values["SET"] = ResponseError("OOM")
+    with pytest.raises(RedisLost, match="OOM"):
+        await exchange.exchange()
+
+
+class NoDiscovery:
+    async def look(self, link):
+        raise RedisLost("gone")
+
+
+async def test_cluster_and_replica_are_refused_in_words(rig: Rig) -> None:
+    watch = RegistryWatch(
+        rig.redis, NoDiscovery(), rig.stats, lambda look, since: None, lambda: rig.now, Random(1)
+    )
+    rig.redis.values["INFO"] = b"# Cluster\r\ncluster_enabled:1\r\n"
+    with pytest.raises(RedisLost, match="Redis Cluster is not supported"):
+        await watch.look_once()
+    rig.redis.role = [b"slave"]
+    with pytest.raises(RedisLost, match="replica"):
+        await watch.look_once()
+
+
+async def test_a_task_that_fails_is_counted_and_begins_anew(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.feeds.tasks.RESTART_S", 0.0)
+    stats = FeedStats()
+    tasks, runs, done = TaskSet(stats), [], asyncio.Event()
+
+    async def body() -> None:
+        runs.append(1)
+        if len(runs) < 3:
+            raise KeyError("a bug")
+        done.set()
+
+    tasks.spawn("x", body)
+    tasks.spawn("x", body)
+    await done.wait()
+    await asyncio.sleep(0)
+    assert (len(runs), stats.task_failures) == (3, 2)
+    assert "x" not in tasks
+
+
+async def test_closing_ends_a_task_that_swallows_a_cancellation() -> None:
+    tasks, swallowed = TaskSet(FeedStats()), []
+
+    async def body() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                swallowed.append(1)
+                if len(swallowed) == 2:
+                    raise
+
+    tasks.spawn("x", body)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(tasks.close(), 5)
+    assert len(swallowed) == 2
