@@ -100,7 +100,8 @@ class App:
         self._keys = tuple(key.encode() for key in config.api_keys)
         self._max_body = int(config.max_body_mib * 2**20)
         self._created = int(time.time())
-        self._log = structlog.get_logger("headwater.access")
+        # Bound once: putting a logger together costs as much as writing the line.
+        self._log = structlog.get_logger("headwater.access").bind()
         self.busy = 0
         """Requests being handled now."""
         self.idle = asyncio.Event()

@@ -122,6 +122,7 @@ class Prompts:
         self._renderers: dict[str, Renderer] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, tuple[float, str]] = {}
+        self._roots: dict[Scope, bytes] = {}
         # One thread: long encodes queue behind each other instead of taking all cores.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
@@ -138,15 +139,23 @@ class Prompts:
             self.want(profile)
             return Prompt()
         begun = self._clock()
-        tokenizer = profile.tokenizer or TEXT
-        scope = Scope(profile.canonical, tokenizer, salt=request.cache_salt or "")
-        root = scope.root(self._hash_key)
+        root = self._root(profile, request.cache_salt or "")
         if renderer.new_text_bytes(request) > self._config.offload_bytes:
             loop = asyncio.get_running_loop()
             chain = await loop.run_in_executor(self._threads, renderer.chain, request, root)
         else:
             chain = renderer.chain(request, root)
         return Prompt(chain.keys, chain.n_tokens, self._clock() - begun)
+
+    def _root(self, profile: ModelProfile, salt: str) -> bytes:
+        """First state of the hash chain; kept for the usual case without a salt."""
+        scope = Scope(profile.canonical, profile.tokenizer or TEXT, salt=salt)
+        if salt:
+            return scope.root(self._hash_key)
+        root = self._roots.get(scope)
+        if root is None:
+            root = self._roots[scope] = scope.root(self._hash_key)
+        return root
 
     def want(self, profile: ModelProfile) -> None:
         """Begin to load a model's tokenizer unless that has been done, or failed just now."""

@@ -30,6 +30,7 @@ LOSSES = (
     "token_mismatch",
     "unreported",
 )
+STAGES = ("available", "captured", "delivered")
 UNKNOWN = "unknown"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -58,6 +59,7 @@ class PrometheusSink:
     def __init__(self, registry: CollectorRegistry, known: Callable[[str], bool]) -> None:
         """``known`` tells whether a model may be a label."""
         self._known = known
+        self._series: dict[tuple[Counter | Histogram, tuple[str, ...]], Counter | Histogram] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"headwater_{name}", text, labels, registry=registry)
@@ -87,37 +89,39 @@ class PrometheusSink:
 
     def request(self, route: str, model: str, status: int) -> None:
         """One request was answered."""
-        self._requests.labels(route, self._label(model), str(status)).inc()
+        self._count(self._requests, route, self._label(model), str(status))
 
     def record(self, record: RequestRecord) -> None:
         """See :class:`RecordSink`."""
         if record.attempt:
-            self._attempts.labels(record.worker, record.outcome.value).inc()
+            self._count(self._attempts, record.worker, record.outcome.value)
         if not record.final or record.outcome is Outcome.REJECTED:
             return
         model = self._label(record.model)
         flow = record.flow
-        self._total.labels(model).observe(record.total_s)
+        self._observe(self._total, record.total_s, model)
         if record.ttft_s is not None:
-            self._ttft.labels(model, hit_depth(flow)).observe(record.ttft_s)
+            self._observe(self._ttft, record.ttft_s, model, hit_depth(flow))
         if record.itl_s is not None:
-            self._itl.labels(model).observe(record.itl_s)
-        if not flow.prompt:
-            return
-        self._prompt.labels(model, "cached").inc(flow.delivered)
-        self._prompt.labels(model, "computed").inc(max(0, flow.prompt - flow.delivered))
-        for stage in ("available", "captured", "delivered"):
+            self._observe(self._itl, record.itl_s, model)
+        if flow.prompt:
+            self._count_tokens(model, flow)
+            if record.reported:
+                self._error.observe(abs(flow.captured - flow.delivered))
+
+    def _count_tokens(self, model: str, flow: TokenFlow) -> None:
+        self._count(self._prompt, model, "cached", by=flow.delivered)
+        self._count(self._prompt, model, "computed", by=max(0, flow.prompt - flow.delivered))
+        for stage in STAGES:
             if tokens := getattr(flow, stage):
-                self._overlap.labels(model, stage).inc(tokens)
+                self._count(self._overlap, model, stage, by=tokens)
         for reason in LOSSES:
             if tokens := getattr(flow, reason):
-                self._loss.labels(model, reason).inc(tokens)
-        if record.reported:
-            self._error.observe(abs(flow.captured - flow.delivered))
+                self._count(self._loss, model, reason, by=tokens)
 
     def decision(self, stage: str, seconds: float) -> None:
         """Time one stage of a decision took: parse, tokenize or rank."""
-        self._decision.labels(stage).observe(seconds)
+        self._observe(self._decision, seconds, stage)
 
     def overhead(self, seconds: float) -> None:
         """Arrival until the worker was called."""
@@ -125,14 +129,32 @@ class PrometheusSink:
 
     def retry(self, reason: str) -> None:
         """One more attempt is made."""
-        self._retries.labels(reason).inc()
+        self._count(self._retries, reason)
 
     def shed(self, reason: str) -> None:
         """A request reached no worker."""
-        self._shed.labels(reason).inc()
+        self._count(self._shed, reason)
 
     def _label(self, model: str) -> str:
         return model if model and self._known(model) else UNKNOWN
+
+    # ``labels()`` costs more than the counting itself, so each series is looked up here first.
+
+    def _count(self, counter: Counter, *labels: str, by: float = 1) -> None:
+        key = (counter, labels)
+        child = self._series.get(key)
+        if child is None:
+            child = self._series[key] = counter.labels(*labels)
+        assert isinstance(child, Counter)
+        child.inc(by)
+
+    def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
+        key = (histogram, labels)
+        child = self._series.get(key)
+        if child is None:
+            child = self._series[key] = histogram.labels(*labels)
+        assert isinstance(child, Histogram)
+        child.observe(value)
 
 
 class FleetCollector(Collector):
