@@ -187,6 +187,7 @@ class Engine:
         def answer() -> None:
             try:
                 self._require_alive()
+                self._steps.refresh_if_due()
                 value = function()
             except Exception as error:  # noqa: BLE001 - handed to the caller, not swallowed
                 future.set_exception(error)

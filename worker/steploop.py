@@ -25,7 +25,7 @@ from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, Sequence
 
 REFRESH_S = 0.02
-"""Load and stats are renewed at most this often while steps run, and at once when work runs out."""
+"""Load and stats are renewed this often while steps run, and when requests come or go."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +69,8 @@ class StepLoop(Generic[Target]):
         self._answers: dict[str, _Answer[Target]] = {}
         self._outgoing: list[tuple[Target, Delta | ApiError]] = []
         self._refreshed_at = clock()
+        self._stale = False
+        """Requests came or went since the last refresh."""
         self._totals = EngineStats()
         # Read by other threads; each is replaced as a whole, never changed in place.
         self.accepted = 0
@@ -82,6 +84,7 @@ class StepLoop(Generic[Target]):
     def accept(self, request: GenerationRequest, target: Target) -> None:
         """Queue a request; a refusal goes to ``target`` as an :class:`ApiError`."""
         self.accepted += 1
+        self._stale = True
         now = self._clock()
         seq = Sequence(
             id=request.id,
@@ -110,15 +113,17 @@ class StepLoop(Generic[Target]):
         """One forward pass; False if there was nothing to compute."""
         plan = self.scheduler.plan()
         if plan is None:
+            if not self.scheduler.idle:
+                raise RuntimeError("requests wait, and nothing can be computed")
             self.publish()
             self.refresh()
             return False
+        self.refresh_if_due()
         self.step_started = self._clock()
         for out in self._compute(plan):
             self._extend(out)
         self.step_started = None
-        if self.scheduler.idle or self._clock() - self._refreshed_at >= REFRESH_S:
-            self.refresh()
+        self.refresh_if_due()
         self.publish()
         return True
 
@@ -132,9 +137,15 @@ class StepLoop(Generic[Target]):
             outgoing, self._outgoing = self._outgoing, []
             self._send(outgoing)
 
+    def refresh_if_due(self) -> None:
+        """Renew ``load`` and ``stats`` if requests came or went, or the last time is long ago."""
+        if self._stale or self._clock() - self._refreshed_at >= REFRESH_S:
+            self.refresh()
+
     def refresh(self) -> None:
         """Renew ``load`` and ``stats``."""
         self._refreshed_at = self._clock()
+        self._stale = False
         self.load = self.scheduler.load()
         counters = self.scheduler.counters
         pool = self.scheduler.pool
@@ -214,11 +225,13 @@ class StepLoop(Generic[Target]):
         )
         self._outgoing.append((answer.target, delta))
         if finish is not None:
+            self._stale = True
             del self._answers[out.seq.id]
             self.runner.forget(out.seq.id)
 
     def _end(self, answer: _Answer[Target], finish: FinishReason) -> None:
         """Last delta of an answer that ends without a new token."""
+        self._stale = True
         self.runner.forget(answer.seq.id)
         delta = Delta(
             text=answer.text.finish().text,

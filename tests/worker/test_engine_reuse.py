@@ -58,6 +58,13 @@ def test_announced_keys_are_those_of_the_prompts_chain(block_size: int) -> None:
     rig.check_idle()
 
 
+def test_events_of_a_step_leave_before_its_deltas() -> None:
+    rig = Rig()
+    first = rig.submit(prompt(random.Random(1), 40), greedy(1))
+    rig.step()
+    assert rig.order == ["events", first]
+
+
 def test_a_next_turn_reuses_the_answer_too() -> None:
     rig = Rig()
     first = prompt(random.Random(1), 20)

@@ -30,11 +30,13 @@ class GatedRunner(FakeRunner):
 
     gate: threading.Event
     entered: threading.Event
+    permits: threading.Semaphore | None = None
     broken: bool = False
 
     def run(self, plan: StepPlan) -> StepResult:
         self.entered.set()
         assert self.gate.wait(20)
+        assert self.permits is None or self.permits.acquire(timeout=20)
         if self.broken:
             raise ZeroDivisionError("a bug")
         return super().run(plan)
@@ -114,12 +116,16 @@ async def test_concurrent_answers_equal_the_reference(rig: Fixture) -> None:
 
 
 async def test_closing_an_answer_frees_its_blocks(rig: Fixture) -> None:
+    rig.runner.permits = threading.Semaphore(4)
     stream = rig.engine.generate(request("a", params=greedy(900, ignore_eos=True)))
     async with contextlib.aclosing(stream):
         async for delta in stream:
             if delta.output_tokens == 3:
                 break
+    rig.runner.permits.release(900)
     await rig.idle()
+    # The fifth step was running when the client left.
+    assert rig.scheduler.counters.decode_tokens == 5
     assert rig.engine.load().running == 0
 
 
@@ -166,7 +172,7 @@ async def test_a_full_queue_is_refused(rig: Fixture) -> None:
     await asyncio.to_thread(rig.runner.entered.wait, 20)
     tasks = [asyncio.create_task(rig.answer(request(str(each), 20 + each))) for each in range(60)]
     await asyncio.sleep(0)
-    assert rig.engine.load().waiting == 60
+    assert (rig.engine.load().running, rig.engine.load().waiting) == (1, 60)
     rig.runner.gate.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(result, NoCapacity) for result in results) == 10
@@ -174,14 +180,23 @@ async def test_a_full_queue_is_refused(rig: Fixture) -> None:
     await rig.idle()
 
 
-async def test_events_are_handed_on_before_the_deltas_of_their_step() -> None:
-    seen: list[str] = []
-    rig = Fixture(lambda events: seen.append("events"))
-    rig.engine.start()
-    stream = rig.engine.generate(request("a", 40, greedy(1)))
-    seen.extend([f"delta {delta.finish}" async for delta in stream])
-    assert seen == ["events", "delta length"]
-    await rig.engine.stop()
+async def test_load_during_a_step_counts_what_was_accepted_before_it(rig: Fixture) -> None:
+    gate = rig.runner.gate
+    gate.clear()
+    tasks = [asyncio.create_task(rig.answer(request("0", 200)))]
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    tasks += [asyncio.create_task(rig.answer(request(str(each), 200 + each))) for each in (1, 2)]
+    await asyncio.sleep(0)
+    rig.runner.gate = threading.Event()
+    rig.runner.entered.clear()
+    gate.set()
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    load = rig.engine.load()
+    # The second step completes the first prompt's second chunk and takes nobody else in.
+    assert (load.running, load.waiting) == (1, 2)
+    assert load.queued_prefill_tokens == 603 - 64
+    rig.runner.gate.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_a_snapshot_agrees_with_the_batches_before_it(rig: Fixture) -> None:
