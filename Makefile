@@ -47,7 +47,7 @@ bench: setup ## the measured figures of README.md, on this machine (minutes)
 	$(BIN)/python -P bench/demo.py $(ARGS)
 
 docs: setup ## regenerate docs/configuration.md from the code
-	$(BIN)/python -P -m gateway.cli.configdoc docs/configuration.md
+	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig
 
 clean: ## remove what the other verbs made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info

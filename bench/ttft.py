@@ -34,7 +34,7 @@ async def measure(rounds: int) -> dict[str, object]:
     async with cluster(workers=2) as up, httpx.AsyncClient(timeout=120) as client:
         await ask(client, up.url, up.model, [{"role": "user", "content": "hi"}], max_tokens=2)
         for number in range(rounds):
-            system = {"role": "system", "content": prose(random.Random(number), 1540)}
+            system = {"role": "system", "content": prose(random.Random(number), 2000)}
             turns = [
                 [
                     system,

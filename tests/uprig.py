@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -57,12 +58,23 @@ class Up:
         )
         self.lines: list[str] = []
         self._queue: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._queue.put(line.rstrip())
+
+    def end(self) -> int:
+        """Stop it as Ctrl-C would, wait, and close its output; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
 
     def await_line(self, start: str, seconds: float = 60) -> str:
         deadline = time.monotonic() + seconds
@@ -80,8 +92,12 @@ class Up:
 
     def children(self, name: str) -> list[psutil.Process]:
         """Live children whose command line holds ``name``."""
-        tree = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in tree if name in " ".join(child.cmdline())]
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one as well
+                if name in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     def chat(self, text: str, url: str | None = None) -> httpx.Response:
         body = {

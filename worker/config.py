@@ -1,4 +1,4 @@
-"""The worker's settings. Units are in the names; ``docs/configuration.md`` is made from this file."""
+"""The worker's settings. Units are in the names; ``docs/configuration.md`` is made from here."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[str, doc("Address of the public listener.")] = "127.0.0.1"
     port: Annotated[Port, doc("Port of the public listener; 0 takes a free one.")] = 8100
     admin_host: Annotated[str, doc("Address of the admin listener.")] = "127.0.0.1"
-    admin_port: Annotated[
-        Port, doc("Port of the admin listener; 0 takes a free one.")
-    ] = 0
+    admin_port: Annotated[Port, doc("Port of the admin listener; 0 takes a free one.")] = 0
     admin_token: Annotated[
         str, doc("Bearer token of the admin listener; required when it is not on loopback.")
     ] = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     cluster.await_line("ready ")
     until(lambda: ready_workers(cluster) == 2)
     yield cluster
-    cluster.process.send_signal(signal.SIGTERM)
-    cluster.process.wait(30)
+    cluster.end()
 
 
 @pytest.fixture

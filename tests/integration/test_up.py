@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -27,9 +26,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
     yield make
     for up in running:
-        if up.process.poll() is None:
-            up.process.send_signal(signal.SIGTERM)
-            up.process.wait(30)
+        up.end()
 
 
 def test_ready_line_then_a_request_is_served_and_sigterm_leaves_nothing(
@@ -40,8 +37,7 @@ def test_ready_line_then_a_request_is_served_and_sigterm_leaves_nothing(
     assert up.chat("hello").status_code == 200
     tree = psutil.Process(up.process.pid).children(recursive=True)
     assert len(tree) == 4  # Redis, two workers, a gateway
-    up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(30) == 0
+    assert up.end() == 0
     assert [child for child in tree if child.is_running()] == []
 
 
@@ -78,7 +74,7 @@ def test_a_worker_killed_idle_is_reported_restarted_and_starts_empty(
     text = "a long enough prompt to fill some blocks " * 5
     holder = up.chat(text).headers["x-headwater-worker"]
     port = holder.rpartition(":")[2]
-    victim = next(p for p in up.children("worker") if port in p.cmdline())
+    victim = up.children(f"-m worker --port {port}")[0]
     victim.kill()
     up.await_line("worker ", 10)
     for number in range(10):  # nobody sees it
@@ -106,10 +102,11 @@ def test_a_worker_killed_in_a_stream_ends_it_with_an_error_event(start: Callable
     with httpx.stream("POST", f"{up.url}/v1/chat/completions", json=body, timeout=30) as answer:
         port = answer.headers["x-headwater-worker"].rpartition(":")[2]
         for line in answer.iter_lines():
-            if line.startswith("data: "):
-                events.append(line[6:])
+            if not line.startswith("data: "):
+                continue
+            events.append(line[6:])
             if len(events) == 5:
-                next(p for p in up.children("worker") if port in p.cmdline()).kill()
+                up.children(f"-m worker --port {port}")[0].kill()
     assert "error" in json.loads(events[-1])
     assert "[DONE]" not in events
     assert up.chat("next").status_code == 200
@@ -122,13 +119,13 @@ def test_redis_killed_costs_no_request_and_comes_back(start: Callable[..., Up]) 
     until(lambda: all(entry["trust"] == "exact" for entry in up.workers()))
     text = "something that both know " * 10
     before = up.chat(text)
-    up.children("redis.sock")[0].kill()
+    up.children("-server")[0].kill()
     for _ in range(10):
         answer = up.chat(text)
         assert answer.status_code == 200
         assert answer.headers["x-headwater-worker"] == before.headers["x-headwater-worker"]
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    until(lambda: len(up.children("redis.sock")) == 1)
+    until(lambda: len(up.children("-server")) == 1)
     metrics = up.admin + "/metrics"
     until(lambda: "headwater_redis_up 1.0" in httpx.get(metrics).text)
     until(lambda: all(entry["trust"] == "exact" for entry in up.workers()))
@@ -139,10 +136,11 @@ def test_a_gateway_killed_is_restarted_and_knows_the_caches(start: Callable[...,
     until(lambda: ready_workers(up) == 2)
     text = "remember this across the gateway's death " * 5
     first = up.chat(text)
-    next(p for p in up.children("gateway") if str(up.port) in p.cmdline()).kill()
+    up.children(f"-m gateway --port {up.port}")[0].kill()
 
     def answers() -> bool:
-        return httpx.get(f"{up.url}/ready", timeout=2).status_code == 200
+        ready = httpx.get(f"{up.url}/ready", timeout=2)  # notes: the tokenizer is being loaded
+        return ready.status_code == 200 and not ready.json()["notes"]
 
     until(answers)
     until(lambda: all(entry["trust"] == "exact" for entry in up.workers()))
