@@ -17,11 +17,15 @@ from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
+from aiohttp.helpers import _EXC_SENTINEL
+from aiohttp.http import HttpProcessingError
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 from yarl import URL
@@ -170,6 +174,20 @@ class _Response:
             self._response.close()
 
 
+class _Protocol(ResponseHandler):
+    """Wakes the reader of a body whose framing breaks: aiohttp would leave it waiting for ever."""
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException = _EXC_SENTINEL) -> None:
+        super().set_exception(exc, exc_cause)
+        body = self._payload
+        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
+            body.set_exception(aiohttp.ClientPayloadError("broken framing"), exc)
+
+
+def _protocol(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return _Protocol(loop)
+
+
 class _Connector(aiohttp.TCPConnector):
     """Notes whether the current task's call got a fresh connection or one from the pool."""
 
@@ -218,6 +236,7 @@ class AiohttpUpstream:
         """Needs a running event loop."""
         self._connector = _Connector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
         self._connector.fresh = ContextVar("fresh_connection", default=False)
+        self._connector._factory = partial(_protocol, asyncio.get_running_loop())
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),
