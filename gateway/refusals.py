@@ -48,13 +48,14 @@ def from_upstream(error: UpstreamError) -> AttemptFailed:
 def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:
     """An answer with an error status. 4xx is the client's and final; 5xx may be retried.
 
-    A body in the OpenAI shape passes as it is, anything else is put into it.
+    A body in the OpenAI shape passes as it is, or with the fields it lacks; anything else is put
+    into that shape.
     """
     kept = [(name, value) for name, value in headers if name.lower() == "retry-after"]
     if status < 400:  # a redirect, or an interim answer: no answer to a POST
         shown = UpstreamFailed(f"The worker answered with status {status}.")
         return AttemptFailed(error_answer(shown), "error")
-    shaped = body if _is_shaped(body) else _shape(status, _message_of(status, body))
+    shaped = _shaped(body) or _shape(status, _message_of(status, body))
     answer = Answer(status, shaped, [_JSON, *kept])
     if status < 500:
         return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
@@ -100,10 +101,13 @@ def decode_json(body: bytes) -> object:
         return None
 
 
-def _is_shaped(body: bytes) -> bool:
+def _shaped(body: bytes) -> bytes | None:
+    """The body with all fields that clients look for; None if it has another shape."""
     decoded = decode_json(body)
     error = decoded.get("error") if isinstance(decoded, dict) else None
-    return isinstance(error, dict) and isinstance(error.get("message"), str)
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return None
+    return body if error.keys() >= {"message", "type", "param", "code"} else event_body(error)
 
 
 def _message_of(status: int, body: bytes) -> str:

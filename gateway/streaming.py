@@ -106,7 +106,8 @@ class StreamTap:
             return
         text = event.data
         if not text:
-            if self.started and event.comment_only and event.complete:
+            comment = all(line.startswith(b":") for line in event.raw.splitlines() if line)
+            if self.started and comment and event.complete:
                 self._out.append(event.raw)
             return
         if text.strip() == _DONE:
@@ -118,8 +119,10 @@ class StreamTap:
             self.malformed += 1
             return
         error = value.get("error")
-        if error is not None or event.event == "error":
-            self.error = error if isinstance(error, dict) else {"message": str(error or text)}
+        if error is None and (event.event == "error" or value.get("object") == "error"):
+            error = value  # some engines send the bare object
+        if error is not None:
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
             return
         regular = event.complete and "\n" not in text
         self._read(value, event.raw if regular else sse.encode(text.replace("\n", " ")), text, now)
