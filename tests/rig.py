@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 
@@ -354,6 +356,8 @@ class _Connection(asyncio.Protocol):
                 if action is HANG:
                     await self._until(lambda: False)
                 elif action is CUT:
+                    link = self._transport.get_extra_info("socket")
+                    link.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
                     self._transport.abort()
                 raise ConnectionResetError
             else:
