@@ -146,7 +146,6 @@ async def test_a_flapping_worker_never_counts_below_zero(stub, serve) -> None:
         lowest.append(value)
         return value
 
-    gate = asyncio.Event()
     for worker in workers:
         worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), 0.8, chunk(STOP + DONE), END])
     running = [
@@ -160,7 +159,6 @@ async def test_a_flapping_worker_never_counts_below_zero(stub, serve) -> None:
     first.healthy = True
     await eventually(lambda: not any(w.reason for w in router.workers(time.monotonic())))
     replies = await asyncio.gather(*running)
-    gate.set()
     assert all(reply.events[-1] == "[DONE]" for reply in replies)
     assert inflight_of_first() == 0
     assert min(lowest) >= 0
