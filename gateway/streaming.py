@@ -7,11 +7,13 @@
 - Whole events only, byte for byte; text is never decoded piecewise.
 - Dropped: data that is no JSON object, events without data (comments are passed on once started),
   usage that the client did not ask for. Usage it did ask for comes once, last before ``[DONE]``.
-- An event written over several ``data`` lines becomes one line, for clients that read line by line.
+- An event in an odd form (several ``data`` lines, lone CRs) becomes a usual one, for clients that
+  read line by line.
 """
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 import msgspec
@@ -112,7 +114,7 @@ class StreamTap:
             return
         if text.strip() == _DONE:
             self.done = True
-            self._finish(event.raw if event.complete else sse.DONE)
+            self._finish(_readable(event, _DONE))
             return
         value = _decode_object(text)
         if value is None:
@@ -124,8 +126,7 @@ class StreamTap:
         if error is not None:
             self.error = error if isinstance(error, dict) else {"message": str(error)}
             return
-        regular = event.complete and "\n" not in text
-        self._read(value, event.raw if regular else sse.encode(text.replace("\n", " ")), text, now)
+        self._read(value, _readable(event, text), text, now)
 
     def _read(self, value: dict[str, Any], raw: bytes, text: str, now: float) -> None:
         choices = value.get("choices")
@@ -165,6 +166,16 @@ class StreamTap:
             self._out.append(self._usage_event)
         self._out.append(end_mark)
         self.started = True
+
+
+def _readable(event: sse.SseEvent, text: str) -> bytes:
+    """The event as it came, or rewritten if clients that read line by line would stumble over it:
+    several data lines, an odd end mark, a lone CR, a byte order mark, no blank line."""
+    raw = event.raw
+    usual = event.complete and event.data == text and "\n" not in text
+    if not usual or raw.startswith(codecs.BOM_UTF8) or b"\r" in raw.replace(b"\r\n", b""):
+        return sse.encode(text.replace("\n", " "))
+    return raw
 
 
 def _decode_object(text: str) -> dict[str, Any] | None:
