@@ -255,7 +255,7 @@ class Router:
         if known:
             message = f"No worker for '{query.model}' is ready."
             return Reject(NoCapacity(message, retry_after_s=_RETRY_AFTER_S), "no_worker")
-        message = f"The model '{query.model}' does not exist or is not served here."
+        message = f"The model '{query.model[:128]}' does not exist or is not served here."
         return Reject(ModelNotFound(message, param="model"), "model_not_found")
 
     def _book(self, route: Route, member: Member, now: float, attempt: int) -> Attempt:
