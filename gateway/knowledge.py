@@ -103,14 +103,13 @@ class Knowledge:
         member.trust, member.trust_reason = trust, reason
 
     def apply(self, batch: EventBatch, member: Member | None) -> Applied:
-        """Cache events; they also say whether they can be trusted."""
+        """Cache events. A gap lowers trust at once; only who follows the feed can raise it, since
+        a batch that fits says nothing about how many more are on their way."""
         applied = self._index.apply(batch)
         if member is None or batch.source != _WORKER or batch.epoch != member.info.epoch:
             return applied
         if not applied.ok and member.trust is Trust.EXACT:
             self.set_trust(member, Trust.LEARNED, "gap in its events")
-        elif applied.reason == "applied" and member.trust is Trust.LEARNED:
-            self.set_trust(member, Trust.EXACT, "events flow")
         return applied
 
     # ---------------------------------------------------------------- prompts

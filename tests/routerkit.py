@@ -11,7 +11,7 @@ from gateway.index.table import PrefixTable
 from gateway.lease import Lease
 from gateway.records import Outcome, RequestRecord
 from gateway.router import Router
-from gateway.routing.base import Query
+from gateway.routing.base import Query, Trust
 from gateway.routing.catalogue import make_policies
 from shared.events import CacheEvent, EventBatch, Snapshot, removed, stored
 from shared.load import WorkerInfo
@@ -37,6 +37,7 @@ class Rig:
             self.join(name, event_feed=events)
             if events:
                 self.feed(name, Snapshot(b""))
+                self.router.set_trust(WorkerId(name), Trust.EXACT, "events flow", self.now)
 
     def join(self, name: str, *, epoch: int = 1, **fields: Any) -> None:
         info: dict[str, Any] = {

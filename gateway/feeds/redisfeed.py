@@ -38,7 +38,8 @@ from shared.events import EventBatch
 from shared.rediskeys import RedisKeys
 from shared.types import WorkerId
 
-BLOCK_S = 1.0
+BLOCK_S = 0.2
+"""A read waits this long for news; a worker that joins is caught up with after it."""
 CHECK_EVERY_S = 1.0
 SLICE_S = 0.002
 """Longest turn on the event loop while batches are applied."""

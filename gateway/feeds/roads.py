@@ -105,7 +105,7 @@ class Roads:
     def _tell_trust(self, followed: Followed, now: float) -> None:
         info = followed.info
         trust, reason = self._replica.trust(followed, now)
-        # Each time: the router raises a worker by itself when one of its batches fits.
+        # Each time: the router lowers a worker by itself when one of its batches does not fit.
         self._router.set_trust(info.id, trust, reason, now)
         before, self._told[info.id] = self._told.get(info.id), trust
         if before is not trust:

@@ -128,12 +128,14 @@ def test_trust_follows_the_feed() -> None:
 
     assert trust() is Trust.LEARNED
     assert rig.feed("w1", Snapshot(b"")) == "applied"
+    assert trust() is Trust.LEARNED, "one batch does not say that none is missing"
+    rig.router.set_trust(WorkerId("w1"), Trust.EXACT, "events flow", rig.now)
     assert trust() is Trust.EXACT
     rig.seqs["w1"] += 1
     assert rig.feed("w1", stored([1], None)) == "gap"
     assert trust() is Trust.LEARNED
     assert rig.feed("w1", Snapshot(b"")) == "applied"
-    assert trust() is Trust.EXACT
+    assert trust() is Trust.LEARNED
     rig.router.set_trust(W, Trust.BLIND, "no such worker", rig.now)
     rig.router.set_trust(WorkerId("w1"), Trust.BLIND, "other tokens", rig.now)
     keys_ = rig.prompt(10)
