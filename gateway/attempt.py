@@ -62,12 +62,20 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
     usage = None
     if work.request is not None:
         decoded = refusals.decode_json(body)
+        if not isinstance(decoded, dict) and not _encoded(response):
+            raise refusals.from_upstream(UpstreamBroken("the worker's answer is no JSON object"))
         error = refusals.error_in(decoded)
         if error is not None:
             raise refusals.from_error_object(error)
         usage = openai.read_usage(decoded)
     end(work, Outcome.OK, response.status, usage)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
+
+
+def _encoded(response: UpstreamResponse) -> bool:
+    """The body is packed, although nobody asked for it: not to be looked into."""
+    packed = (value for name, value in response.headers if name.lower() == "content-encoding")
+    return next(packed, "identity").lower() != "identity"
 
 
 async def _verbatim(
@@ -142,7 +150,10 @@ async def _forward(
     if not client.started:
         if work.lease is not None and tap.first_at is not None:
             work.lease.first_token(tap.first_at)
-        await client.start(response.status, work.mark(response.headers))
+        headers = response.headers
+        if not response.content_type:
+            headers = [*headers, ("Content-Type", "text/event-stream")]
+        await client.start(response.status, work.mark(headers))
     await client.write(data)
 
 

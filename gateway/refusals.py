@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from gateway.exchange import Answer, Headers, error_answer
 from gateway.records import Outcome
 from gateway.upstream import (
@@ -15,6 +13,7 @@ from gateway.upstream import (
     UpstreamRefused,
     UpstreamTimeout,
 )
+from shared import laxjson
 from shared.errors import ApiError, DeadlineExceeded, NoCapacity, UpstreamFailed
 
 MAX_ERROR_BYTES = 1 << 20
@@ -52,10 +51,11 @@ def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:
     into that shape.
     """
     kept = [(name, value) for name, value in headers if name.lower() == "retry-after"]
-    if status < 400:  # a redirect, or an interim answer: no answer to a POST
+    # A redirect or an interim answer is no answer to a POST; HTTP ends at 599.
+    if not 400 <= status < 600:
         shown = UpstreamFailed(f"The worker answered with status {status}.")
         return AttemptFailed(error_answer(shown), "error")
-    shaped = _shaped(body) or _shape(status, _message_of(status, body))
+    shaped = _shaped(body, status) or _shape(status, _message_of(status, body))
     answer = Answer(status, shaped, [_JSON, *kept])
     if status < 500:
         return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
@@ -66,23 +66,23 @@ def from_error_object(error: dict[str, Any]) -> AttemptFailed:
     """An error that came with status 200: as the only content of a stream, or as a JSON answer."""
     code = error.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else UpstreamFailed.status
-    answer = Answer(status, event_body(error), [_JSON])
+    answer = Answer(status, event_body(error, status), [_JSON])
     if status < 500:
         return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
     return AttemptFailed(answer, "error")
 
 
-def event_body(error: dict[str, Any]) -> bytes:
+def event_body(error: dict[str, Any], status: int = UpstreamFailed.status) -> bytes:
     """A worker's error object with all fields that clients look for."""
     message = error.get("message")
     body = {
         **error,
         "message": message if isinstance(message, str) and message else "The worker failed.",
-        "type": error.get("type") or "server_error",
+        "type": error.get("type") or _type(status),
         "param": error.get("param"),
         "code": error.get("code"),
     }
-    return msgspec.json.encode({"error": body})
+    return laxjson.encode({"error": body})
 
 
 def error_in(body: object) -> dict[str, Any] | None:
@@ -96,18 +96,20 @@ def error_in(body: object) -> dict[str, Any] | None:
 def decode_json(body: bytes) -> object:
     """The decoded body; None if it is no JSON."""
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+        return laxjson.decode(body)
+    except laxjson.NotJson:
         return None
 
 
-def _shaped(body: bytes) -> bytes | None:
+def _shaped(body: bytes, status: int) -> bytes | None:
     """The body with all fields that clients look for; None if it has another shape."""
     decoded = decode_json(body)
     error = decoded.get("error") if isinstance(decoded, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
         return None
-    return body if error.keys() >= {"message", "type", "param", "code"} else event_body(error)
+    return (
+        body if error.keys() >= {"message", "type", "param", "code"} else event_body(error, status)
+    )
 
 
 def _message_of(status: int, body: bytes) -> str:
@@ -116,7 +118,7 @@ def _message_of(status: int, body: bytes) -> str:
         for name in ("message", "detail", "error"):
             value = decoded.get(name)
             if value:
-                text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+                text = value if isinstance(value, str) else laxjson.encode(value).decode()
                 return text[:_MESSAGE_CHARS]
     text = body[: 4 * _MESSAGE_CHARS].decode("utf-8", "replace").strip()
     if not text or text.startswith("<"):
@@ -124,10 +126,13 @@ def _message_of(status: int, body: bytes) -> str:
     return text[:_MESSAGE_CHARS]
 
 
+def _type(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
 def _shape(status: int, message: str) -> bytes:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": None}
-    return msgspec.json.encode({"error": error})
+    error = {"message": message, "type": _type(status), "param": None, "code": None}
+    return laxjson.encode({"error": error})
 
 
 def _sentence(error: UpstreamError) -> str:

@@ -14,14 +14,14 @@
 from __future__ import annotations
 
 import codecs
+import json
 from typing import Any
 
 import msgspec
 
-from shared import sse
+from shared import laxjson, sse
 from shared.openai import GenerateRequest, RouteKind, Usage, read_usage
 
-_decode = msgspec.json.Decoder().decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -137,9 +137,7 @@ class StreamTap:
                 return
             if self._usage_event is None:
                 self._usage_event = _usage_event(value)
-            fields = _decode_fields(text)
-            del fields["usage"]
-            raw = sse.encode(_encode(fields))
+            raw = sse.encode(_without_usage(text))
         elif self._running_usage:
             self.usage = read_usage(value) or self.usage
         self._out.append(raw)
@@ -180,10 +178,22 @@ def _readable(event: sse.SseEvent, text: str) -> bytes:
 
 def _decode_object(text: str) -> dict[str, Any] | None:
     try:
-        value = _decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        value = laxjson.decode(text)
+    except laxjson.NotJson:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _without_usage(text: str) -> bytes:
+    """A chunk without its usage; all other values stay byte for byte, if they are strict JSON."""
+    try:
+        fields: dict[str, Any] = _decode_fields(text)
+    except msgspec.DecodeError:
+        fields = json.loads(text)
+        del fields["usage"]
+        return json.dumps(fields).encode()
+    del fields["usage"]
+    return _encode(fields)
 
 
 def _carries_content(choice: dict[str, Any], chat: bool) -> bool:
@@ -199,7 +209,7 @@ def _carries_content(choice: dict[str, Any], chat: bool) -> bool:
 def _usage_event(value: dict[str, Any]) -> bytes:
     """The usage event that a worker should have sent, made from a chunk that carries usage."""
     body = {name: value[name] for name in _ENVELOPE if name in value}
-    return sse.encode(_encode({**body, "choices": [], "usage": value["usage"]}))
+    return sse.encode(laxjson.encode({**body, "choices": [], "usage": value["usage"]}))
 
 
 def error_event(body: bytes) -> bytes:

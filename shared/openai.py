@@ -151,8 +151,12 @@ class Usage(msgspec.Struct, frozen=True):
     """Prompt tokens that came from the cache; None = not reported (which is not 0)."""
 
 
+MAX_TOKENS = 2**31 - 1
+"""No engine counts beyond it: a larger number is a fault, and would spoil every sum it enters."""
+
+
 def _tokens(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
 
 
 def read_usage(obj: object) -> Usage | None:
@@ -166,6 +170,8 @@ def read_usage(obj: object) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if cached is not None and cached > prompt:
+        cached = None  # nonsense, so it is not known
     return Usage(prompt, completion or 0, cached)
 
 
