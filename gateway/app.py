@@ -78,9 +78,23 @@ def route_of(path: str) -> str:
         return path
     if path.startswith(f"{MODELS}/"):
         return MODEL
-    if path.startswith("/v1/") and len(path) > len("/v1/"):
+    if path.startswith("/v1/") and len(path) > len("/v1/") and _relayable(path):
         return OTHER_V1
     return OTHER
+
+
+def _relayable(path: str) -> bool:
+    """The path means the same to every worker, and is no disguise of one of our own routes.
+
+    What a worker may read as another path (dot segments leave ``/v1/``) is not passed on.
+    """
+    plain = unquote(path)
+    if any(part in ("", ".", "..") for part in plain.rstrip("/").split("/")[1:]):
+        return False
+    if "\\" in plain or not plain.isprintable():
+        return False
+    bare = plain.split(";", 1)[0].rstrip("/")
+    return bare not in GENERATE and bare not in RELAYED and bare not in READS
 
 
 class App:
