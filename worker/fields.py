@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from shared.errors import BadRequest
+
+SHOWN_DIGITS = 24
+"""So much of a number is repeated in a message."""
 
 
 def _shown(value: object) -> str:
     """A value as a message may show it: short, and never the text of a prompt."""
     if isinstance(value, bool | int | float):
-        return str(value)
+        text = str(value)
+        return text if len(text) <= SHOWN_DIGITS else f"{text[:SHOWN_DIGITS]}..."
     return f"a value of type {type(value).__name__}"
 
 
@@ -63,7 +66,8 @@ class Fields:
         wanted = f"a number from {low:g} to {high:g}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong(name, value, wanted)
-        if not isfinite(value) or not low <= value <= high:
+        # False for NaN as well. An integer may be too large to become a float: compared first.
+        if not low <= value <= high:
             raise wrong(name, value, wanted)
         return float(value)
 
