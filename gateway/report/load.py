@@ -188,8 +188,10 @@ def problem_of(record: RequestRecord) -> str | None:
 
 def _refuse_unclosed(db: duckdb.DuckDBPyConnection, since: float | None) -> None:
     """Sums that close for each record close for every group; so each record is checked."""
+    # In 128 bits: the sum of two numbers must not be what cannot be reported.
+    wide = ", ".join(f"t_{name}::HUGEINT AS t_{name}" for name in TERMS)
     row = db.execute(f"""
-        SELECT filename FROM attempts
+        SELECT filename FROM (SELECT filename, final, {wide} FROM attempts)
         WHERE least({", ".join(f"t_{name}" for name in TERMS)}) < 0
            OR t_prompt <> t_tail + t_cold + t_evicted + t_available
            OR t_available <> t_captured + t_diverted_for_load + t_draining + t_policy
