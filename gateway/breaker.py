@@ -2,17 +2,25 @@
 
 The pause doubles from 5 s to at most 60 s. When it is over, one probe request decides. Whether the
 fleet can do without the worker is not decided here.
+
+Fewer failures make a worker dearer for a while only: one that gets no requests because of them
+could never prove itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from enum import Enum, auto
+from math import exp2
 
 _WINDOW = 10
 _LIMIT = 3
 _PAUSE_S = 5.0
 _MAX_PAUSE_S = 60.0
+_HALF_LIFE_S = 2.0
+"""After so long a failure weighs half as much in ``failure_rate``."""
+_FORGOTTEN = 0.01
+"""A lower rate counts as none."""
 
 
 class Gate(Enum):
@@ -30,9 +38,10 @@ class Breaker:
     """Attempts of one worker and what follows from them."""
 
     def __init__(self) -> None:
-        self._recent: deque[bool] = deque(maxlen=_WINDOW)
-        self.failure_rate = 0.0
-        """Share of failures in the last attempts, 0..1, as if there had been ten."""
+        self._recent: deque[float | None] = deque(maxlen=_WINDOW)
+        """When each of the last attempts failed; None: it did not."""
+        self.lost_s = 0.0
+        """Usual time from the begin of an attempt to its failure, seconds."""
         self._until: float | None = None
         self._probing = False
         self._pauses = 0
@@ -41,6 +50,12 @@ class Breaker:
     def closed(self) -> bool:
         """Requests pass as usual."""
         return self._until is None
+
+    def failure_rate(self, now: float) -> float:
+        """Share of failures in the last attempts, 0..1, as if there had been ten. Pure."""
+        ages = [max(0.0, now - at) for at in self._recent if at is not None]
+        rate = sum(exp2(-age / _HALF_LIFE_S) for age in ages) / _WINDOW
+        return rate if rate >= _FORGOTTEN else 0.0
 
     def gate(self, now: float) -> Gate:
         """Pure."""
@@ -59,20 +74,21 @@ class Breaker:
 
     def succeed(self, *, probe: bool) -> None:
         """The worker answered (a 4xx is an answer)."""
-        self._note(False)
+        self._recent.append(None)
         if probe:
             self._until = None
             self._probing = False
-        if len(self._recent) == _WINDOW and not any(self._recent):
+        if len(self._recent) == _WINDOW and not self._failures:
             self._pauses = 0
 
-    def fail(self, now: float, *, probe: bool, may_eject: bool) -> None:
+    def fail(self, now: float, *, lost_s: float, probe: bool, may_eject: bool) -> None:
         """The worker failed an attempt; ``may_eject``: the fleet can do without it."""
-        self._note(True)
+        self.lost_s = (self.lost_s + lost_s) / 2 if self._failures else lost_s
+        self._recent.append(now)
         if probe:
             self._probing = False
             self._rest(now)
-        elif self._until is None and sum(self._recent) >= _LIMIT and may_eject:
+        elif self._until is None and self._failures >= _LIMIT and may_eject:
             self._rest(now)
 
     def give_up(self, *, probe: bool) -> None:
@@ -82,18 +98,14 @@ class Breaker:
 
     def reset(self) -> None:
         """A new incarnation starts with a clean record."""
-        self._clear()
+        self._recent.clear()
         self._until, self._probing, self._pauses = None, False, 0
+
+    @property
+    def _failures(self) -> int:
+        return sum(at is not None for at in self._recent)
 
     def _rest(self, now: float) -> None:
         self._until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0**self._pauses)
         self._pauses += 1
-        self._clear()
-
-    def _note(self, failed: bool) -> None:
-        self._recent.append(failed)
-        self.failure_rate = sum(self._recent) / _WINDOW
-
-    def _clear(self) -> None:
         self._recent.clear()
-        self.failure_rate = 0.0

@@ -275,7 +275,7 @@ def describe(
         booked_tokens=booked.decode_tokens,
         index_blocks=index_blocks,
         prefill_s_per_token=prefill_s_per_token,
-        failure_rate=member.breaker.failure_rate,
+        failure_rate=member.breaker.failure_rate(now),
         running=load.running,
         waiting=load.waiting,
         load_age_s=member.load_age_s(now),

@@ -39,7 +39,8 @@ class Outcomes:
             return
         if failed:
             may_eject = self._fleet.may_eject(member, now)
-            member.breaker.fail(now, probe=booking.probe, may_eject=may_eject)
+            lost_s = now - booking.begun
+            member.breaker.fail(now, lost_s=lost_s, probe=booking.probe, may_eject=may_eject)
         elif computed or end.outcome is Outcome.CLIENT_ERROR:
             member.breaker.succeed(probe=booking.probe)
         else:

@@ -93,6 +93,8 @@ class Router:
         """Result of a probe."""
         member = self._fleet.get(worker)
         if member is not None:
+            if healthy and not member.healthy:
+                member.breaker.reset()
             member.healthy = healthy
             member.down_reason = "" if healthy else reason
 

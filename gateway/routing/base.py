@@ -74,6 +74,8 @@ class WorkerView:
     """Fixed seconds per request before its first token."""
     failure_rate: float
     """Recent share of failed attempts, 0..1."""
+    failure_s: float = 0.5
+    """How long an attempt that fails there takes to fail."""
     kv_tokens_total: int = 0
     """0 = unknown."""
     load: WorkerLoad | None = None

@@ -42,8 +42,6 @@ class CostModel:
     knee: float = 16.0
     """Sequences decoding together at which a token takes about twice as long."""
     unknown_tpot_s: float = 0.01
-    retry_s: float = 0.5
-    """Time lost to an attempt that fails, beyond its own cost."""
 
     def prefill_s(self, uncached: int, total: int, s_per_token: float) -> float:
         """Seconds to prefill ``uncached`` of ``total`` prompt tokens, without the fixed part."""
@@ -119,6 +117,6 @@ class CostPolicy:
         for at, candidate in enumerate(candidates):
             others = base[:at] + base[at + 1 :]
             chance = min(candidate.worker.failure_rate, 0.9)
-            again = self._model.retry_s + min(others, default=base[at])
+            again = candidate.worker.failure_s + min(others, default=base[at])
             terms[at]["failure"] = chance / (1.0 - chance) * again
             costs[at] += terms[at]["failure"]
