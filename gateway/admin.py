@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from hmac import compare_digest
-from ipaddress import ip_address
 from typing import Any, Protocol
 
 import structlog
@@ -21,6 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway import work
 from gateway.app import GENERATE
+from gateway.browsers import is_loopback, refuse_foreign_pages
 from gateway.config import GatewayConfig
 from gateway.decision import Reject, Route
 from gateway.exchange import Answer, ClientGone, Inbound, error_answer
@@ -61,16 +61,6 @@ class Fleet(Protocol):
 
 Report = Callable[[], bytes]
 """The hit-rate report as JSON. Blocks, so it is called in a thread; raises ``ApiError``."""
-
-
-def is_loopback(host: str) -> bool:
-    """Only this machine can reach a listener on ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_token(config: GatewayConfig) -> None:
@@ -133,6 +123,7 @@ class Admin:
 
     def _authenticate(self, request: web.BaseRequest) -> None:
         if not self._token:
+            refuse_foreign_pages(request.headers)
             return
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         sent = token.strip().encode("utf-8", "surrogateescape")

@@ -58,6 +58,10 @@ def worker_url(key: str, text: str) -> str:
         raise ConfigError(key, text, str(error)) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(key, text, "must look like http://host:port")
+    if parts.username is not None or parts.password is not None:
+        # Addresses are shown in logs and metrics, where no password may stand.
+        hidden = f"{parts.scheme}://***@{parts.hostname}"
+        raise ConfigError(key, hidden, "must not hold a user or password: use workers.api_key")
     if parts.query or parts.fragment:
         raise ConfigError(key, text, "must not have a query or a fragment")
     if port == 0:

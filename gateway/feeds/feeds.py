@@ -22,6 +22,7 @@ from typing import Protocol
 import aiohttp
 
 from gateway.config import GatewayConfig
+from gateway.discovery.allowed import check_address
 from gateway.discovery.base import Source, worker_url
 from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_urls
@@ -146,13 +147,15 @@ class Feeds:
     async def add_worker(self, url: str) -> WorkerId:
         """Take a worker in by hand; returns its name once it has said who it is.
 
-        :raises BadRequest: no URL, nobody answers there, or its name is taken.
+        :raises BadRequest: no URL, an address where no worker may be (see ``allowed``), nobody
+            answers there, or its name is taken.
         """
         tender = self._running()
         try:
             checked = worker_url("url", url.strip())
         except ConfigError as error:
             raise BadRequest(str(error), param="url") from error
+        await check_address(checked)
         known = tender.members.at(checked)
         kept = known is not None
         worker, reason = await tender.introduce(checked)

@@ -1,0 +1,54 @@
+"""Which addresses an admin call may make the gateway connect to.
+
+Not those behind which no worker can be, but a cloud's instance metadata may: link-local, multicast,
+unspecified and the known metadata addresses, in any notation, also behind a name. Lists in the
+configuration are not limited by this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from shared.errors import BadRequest
+
+METADATA = frozenset(
+    map(ip_address, ("169.254.169.254", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Instance metadata of the large clouds."""
+_NAT64 = int(IPv6Address("64:ff9b::"))
+
+
+def plain(text: str) -> IPv4Address | IPv6Address:
+    """An address without its zone; an IPv4 address in IPv6 clothes is itself."""
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv4Address):
+        return address
+    inside = address.ipv4_mapped or address.sixtofour
+    if inside is None and int(address) >> 32 == _NAT64 >> 32:
+        inside = IPv4Address(int(address) & 0xFFFFFFFF)
+    return inside or address
+
+
+def is_allowed(text: str) -> bool:
+    """Whether a worker may be at this address."""
+    address = plain(text)
+    odd = address.is_link_local or address.is_multicast or address.is_unspecified
+    return not odd and address not in METADATA
+
+
+async def check_address(url: str) -> None:
+    """Raise ``BadRequest`` unless a worker may be at a checked base URL; connects to nothing."""
+    host = urlsplit(url).hostname or ""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
+        raise BadRequest(f"'{host[:100]}' has no address.", param="url") from None
+    if not all(is_allowed(str(place[4][0])) for place in found):
+        raise BadRequest(
+            f"No worker is taken in at '{host[:100]}': link-local, multicast, unspecified and "
+            "metadata addresses are refused.",
+            param="url",
+        )
