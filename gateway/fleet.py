@@ -74,7 +74,9 @@ class Fleet:
         member = self._members.get(info.id)
         if member is None:
             member = self._departed.pop(info.id, None)
-            if member is None or member.info.epoch != info.epoch:
+            # The epoch of a foreign engine is ours, made at each meeting: it tells no restart.
+            ours = info.engine == "headwater"
+            if member is None or (ours and member.info.epoch != info.epoch):
                 member = Member(info, Trust.LEARNED, "no cache events yet")
             self._members[info.id] = member
             member.healthy, member.down_reason, member.draining = True, "", False
