@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
-from rig import CHAT, Reply, Script, Seen, Stub, ask, chat
+from rig import CHAT, Reply, Script, Seen, Stub, ask, chat, completion
 
 STARTUP_S = 60.0
 COMPLETIONS = "/v1/completions"
@@ -255,3 +256,40 @@ def first_then(first: Script, then: Script) -> Callable[[Seen], Script]:
 def counts(stubs: Sequence[Stub]) -> list[int]:
     """How many POSTs each stub has seen."""
     return [len(stub.seen) for stub in stubs]
+
+
+class Clogged:
+    """A port on which new connections hang: the queue of a listener that accepts nobody is full.
+
+    Connections that a stub had on that port before stay as they are.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(("127.0.0.1", port))
+        self._listener.listen(0)
+        self._fillers: list[socket.socket] = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+            self._fillers.append(filler)
+
+    def close(self) -> None:
+        """Free the port."""
+        for each in (*self._fillers, self._listener):
+            each.close()
+
+
+async def shares_of(
+    stubs: Sequence[Stub], send: Callable[[int], Awaitable[Any]], n: int
+) -> list[int]:
+    """Send ``n`` requests at once, each answered after a while; how many each stub got."""
+    before = counts(stubs)
+    for stub in stubs:
+        stub.respond = None
+        stub.plays([0.4, *completion()])
+    replies = await asyncio.gather(*(send(number) for number in range(n)))
+    assert {reply.status for reply in replies} == {200}
+    return [after - first for after, first in zip(counts(stubs), before, strict=True)]
