@@ -65,7 +65,11 @@ class Cluster:
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     up = Cluster(request.param)
     try:
-        up.compose("up", "--build", "-d", "--wait", "--wait-timeout", "600")
+        try:
+            up.compose("up", "--build", "-d", "--wait", "--wait-timeout", "600")
+        except AssertionError:
+            print(up.compose("ps", "-a"), up.compose("logs", "--tail", "40"))
+            raise
         yield up
     finally:
         up.compose("down", "-v", "--timeout", "10")
