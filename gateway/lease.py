@@ -95,7 +95,8 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
     route, usage = attempt.route, end.usage
     query = route.query
     flow = TokenFlow()
-    if end.final:
+    # What a worker refused was not prefilled, so it has no tokens, as if it had been rejected here.
+    if end.final and end.outcome is not Outcome.CLIENT_ERROR:
         flow = account(
             route.overlap,
             prompt_tokens=query.prompt_tokens,
