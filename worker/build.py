@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import PurePath
 
 import structlog
-from redis.asyncio.connection import parse_url
 
+from shared import redisurl
 from shared.blocks import stride_of
 from shared.errors import ConfigError
 from shared.load import WorkerInfo
@@ -73,23 +73,39 @@ def limit_threads(threads: int, environment: MutableMapping[str, str]) -> None:
         environment.setdefault("GOMP_SPINCOUNT", "0")
 
 
-def load_model(config: WorkerConfig) -> Model:
-    """Load weights and tokenizer. Takes seconds to minutes; raises ``ConfigError``."""
+def check_model(path: str) -> None:
+    """Raise ``ConfigError`` at once for what loading would refuse only after importing torch."""
+    if path == FAKE:
+        return
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise _missing(path, package)
+    if path != DEFAULT_MODEL:
+        from worker.model.fetch import local_place
+
+        local_place(path)
+
+
+def _missing(path: str, package: str | None) -> ConfigError:
+    reason = f"needs the package {package!r}: install headwater[worker], or use 'fake'"
+    return ConfigError("model.path", path, reason)
+
+
+def load_model(config: WorkerConfig, progress: Callable[[str], None] | None = None) -> Model:
+    """Load weights and tokenizer. Takes seconds to minutes; raises ``ConfigError``.
+
+    ``progress`` is told in one line about anything that takes long; by default it is logged.
+    """
     if config.model.path == FAKE:
         return _fake_model(config)
     limit_threads(config.model.threads, os.environ)
     try:
         from worker.model.runner import TorchRunner
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "model.path",
-            config.model.path,
-            f"needs the package {error.name!r}: install headwater[worker], or use 'fake'",
-        ) from None
+        raise _missing(config.model.path, error.name) from None
     log = structlog.get_logger("worker.load")
-    runner = TorchRunner.load(
-        config.model, config.cache, progress=lambda text: log.info("loading", step=text)
-    )
+    tell = progress or (lambda text: log.info("loading", step=text))
+    runner = TorchRunner.load(config.model, config.cache, progress=tell)
     return Model(runner, runner.bundle)
 
 
@@ -139,11 +155,7 @@ def check_redis(url: str) -> None:
     """Raise ``ConfigError`` for a URL that no client could use; a password is not repeated."""
     if url in NO_REDIS:
         return
-    try:
-        parse_url(url)
-    except ValueError as error:
-        shown = re.sub(r"//[^@/]*@", "//***@", url)
-        raise ConfigError("redis.url", shown, str(error)) from None
+    redisurl.check(url)
 
 
 def _publisher(service: Service, log: EventLog) -> RedisPublisher | None:

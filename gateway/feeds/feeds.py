@@ -37,6 +37,7 @@ from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
+from shared import redisurl
 from shared.errors import BadRequest, ConfigError
 from shared.rediskeys import RedisKeys
 from shared.types import WorkerId
@@ -175,6 +176,12 @@ class Feeds:
         tender.dismiss(member, "removed", ban=True)
         return True
 
+    def strangers(self) -> list[str]:
+        """Addresses that have not said yet who they are, each with the reason; for people."""
+        if self._tender is None:
+            return []
+        return [f"{m.url}: {m.reason}" for m in self._tender.members if m.info is None]
+
     def suspect(self, worker: WorkerId) -> None:
         """A request to this worker failed: probe it now rather than at the next turn."""
         if self._tender is not None:
@@ -191,12 +198,5 @@ def _links(config: GatewayConfig) -> tuple[RedisLink, ...] | None:
     url = config.redis.url
     if url == "none":
         return None
-    try:
-        return tuple(RedisLink(url, config.redis.timeout_ms / 1000) for _ in range(4))
-    except ValueError as error:
-        raise ConfigError("redis.url", _without_secret(url), str(error)) from error
-
-
-def _without_secret(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+    redisurl.check(url)
+    return tuple(RedisLink(url, config.redis.timeout_ms / 1000) for _ in range(4))
