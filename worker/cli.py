@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,10 +79,14 @@ def worker(
 
 def serve(config: WorkerConfig) -> int:
     """Run one worker until it is told to leave; returns the exit code."""
+    from worker.build import load_model
     from worker.server import WorkerServer, announce
 
+    # on stdout, where `headwater up` reads it and tells it the user
+    load = partial(load_model, progress=announce)
+
     async def run() -> int:
-        return await WorkerServer(config, announce=announce).run()
+        return await WorkerServer(config, load=load, announce=announce).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())

@@ -23,7 +23,7 @@ from aiohttp.typedefs import Middleware
 from shared.errors import ConfigError
 from shared.types import WorkerId
 from worker.admin import admin_app, check_exposure
-from worker.build import Model, assemble, check_redis, load_model, served_names
+from worker.build import Model, assemble, check_model, check_redis, load_model, served_names
 from worker.config import WorkerConfig
 from worker.eventlog import EventLog
 from worker.publish import RedisPublisher
@@ -56,6 +56,7 @@ class WorkerServer:
     ) -> None:
         check_exposure(config.serve)
         check_redis(config.redis.url)
+        check_model(config.model.path)
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
         self._stopping = asyncio.Event()
@@ -132,7 +133,10 @@ class WorkerServer:
         try:
             await site.start()
         except OSError as error:
-            raise ConfigError(key, port, f"cannot listen on {host}: {error.strerror}") from None
+            # asyncio puts a sentence of its own around what the system said
+            code = error.errno or 0
+            known = os.strerror(code) if code > 0 else error.strerror
+            raise ConfigError(key, port, f"cannot listen on {host}: {known or error}") from None
         return int(runner.addresses[0][1])
 
     async def _until_stopped(self, work: asyncio.Future[T]) -> T | None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,29 @@ def test_bad_starts_are_one_line_and_exit_2() -> None:
         assert value in line
         assert "Traceback" not in result.stderr
         assert result.stdout == ""
+
+
+@pytest.mark.parametrize("path", ["/no/such/place", "", "folder", "text.gguf"])
+def test_a_wrong_model_path_is_told_before_torch_is_imported(path: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.gguf").write_text("no model")
+    code = (
+        "import sys; from worker.__main__ import main; code = main()\n"
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--port", "0", "--model", path],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"worker: model.path: {path!r}: ")
+    assert result.stdout == "False\n"
 
 
 def test_help_has_an_example() -> None:

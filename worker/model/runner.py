@@ -62,7 +62,7 @@ class TorchRunner:
         self._model.set_attn_implementation(ATTENTION)
         self._threads = threads or len(os.sched_getaffinity(0))
         self._owner: int | None = None
-        self._pool = KvPool(loaded.layers, n_blocks, block_size, loaded.device)
+        self._pool = _allocate(loaded, n_blocks, block_size)
         self._varlen = may_use_varlen(loaded.device, list(self._pool.layers.values()))
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
@@ -179,6 +179,16 @@ class TorchRunner:
         if self._owner != threading.get_ident():
             torch.set_num_threads(self._threads)
             self._owner = threading.get_ident()
+
+
+def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:
+    """The KV memory. Raises ``ConfigError`` if there is not so much."""
+    try:
+        return KvPool(loaded.layers, n_blocks, block_size, loaded.device)
+    except (RuntimeError, MemoryError) as error:  # torch raises the first, on a CPU and on CUDA
+        gib = n_blocks * bytes_per_block(loaded.layers, block_size) / 2**30
+        reason = f"{gib:,.1f} GiB of KV memory cannot be had on {loaded.device}"
+        raise ConfigError("cache.kv_blocks", n_blocks, reason) from error
 
 
 def _blocks_that_fit(loaded: LoadedModel, block_size: int) -> int:

@@ -26,6 +26,7 @@ from worker.model.fetch import (
     default_gguf,
     exclusive,
     hub_snapshot,
+    local_place,
     sha256_of,
 )
 from worker.model.kvcache import LayerSpec
@@ -138,16 +139,12 @@ def locate_model(path: str, cache_dir: str, progress: Progress) -> tuple[Path, s
     root = cache_root(cache_dir)
     if path == DEFAULT_MODEL:
         return _default_folder(root, progress), DEFAULT_MODEL_NAME
-    place = Path(path).expanduser()
+    place = local_place(path)
+    if place is None:
+        return hub_snapshot(path, progress), path
     if place.is_dir():
-        if not (place / "config.json").is_file():
-            raise ConfigError("model.path", path, "the folder has no config.json")
         return place, place.resolve().name
-    if place.is_file():
-        if place.suffix.lower() != ".gguf":
-            raise ConfigError("model.path", path, "neither a folder nor a .gguf file")
-        return convert(place.resolve(), sha256_of(place), root, progress), place.stem
-    return hub_snapshot(path, progress), path
+    return convert(place.resolve(), sha256_of(place), root, progress), place.stem
 
 
 def _default_folder(root: Path, progress: Progress) -> Path:

@@ -107,6 +107,9 @@ def test_what_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot convert"):
         load_model(str(tmp_path / "bad.gguf"), cache_dir=str(tmp_path / "cache"))
     assert [p.suffix for p in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
+    (tmp_path / "text.gguf").write_bytes(b"text")
+    with pytest.raises(ConfigError, match="is no GGUF file"):
+        load_model(str(tmp_path / "text.gguf"))
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"neither a folder nor a \.gguf file"):
         load_model(str(tmp_path / "model.bin"))

@@ -58,6 +58,12 @@ def test_kv_blocks_fill_a_share_of_free_memory(
         TorchRunner.load(config, CacheConfig())
 
 
+def test_more_kv_memory_than_any_machine_has_is_a_wrong_setting(folder: Path) -> None:
+    config = ModelConfig(path=str(folder), device="cpu", threads=1)
+    with pytest.raises(ConfigError, match=r"cache\.kv_blocks: \d+: .* GiB of KV memory"):
+        TorchRunner.load(config, CacheConfig(kv_blocks=10**11))
+
+
 def test_free_memory_is_plausible() -> None:
     assert 1 << 20 < runner_module._free_memory() < 1 << 50
 

@@ -120,7 +120,10 @@ def test_a_hub_that_says_no_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fetch, "snapshot_download", snapshot)
     with pytest.raises(ConfigError) as caught:
         load_model("some-org/model")
-    assert str(caught.value) == "model.path: 'some-org/model': cannot reach it"
+    assert str(caught.value) == (
+        "model.path: 'some-org/model': no such folder, and not fetched from the model hub: "
+        "cannot reach it"
+    )
 
 
 @pytest.mark.parametrize(
