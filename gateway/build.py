@@ -8,6 +8,7 @@ app -> pipeline -> upstream          admin -> router, feeds, registry
 from __future__ import annotations
 
 import asyncio
+import os
 from random import Random
 from secrets import token_hex
 
@@ -116,13 +117,16 @@ class Gateway:
         try:
             self._listeners[key] = (server, await server.listen(host, port))
         except OSError as error:
-            reason = f"cannot listen there: {error.strerror or error}"
-            raise ConfigError(key, port, reason) from error
+            # asyncio puts a sentence of its own around what the system said
+            code = error.errno or 0
+            known = os.strerror(code) if code > 0 else error.strerror
+            raise ConfigError(key, port, f"cannot listen on {host}: {known or error}") from error
 
     def readiness(self) -> Readiness:
         """For ``/ready``: workers decide; Redis and tokenizers are only told about."""
         ready, reasons = self.router.ready()
         notes: list[str] = []
+        (notes if ready else reasons).extend(self.feeds.strangers())
         stats = self.feeds.stats
         if stats.redis_configured and not stats.redis_up:
             notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
@@ -132,9 +136,6 @@ class Gateway:
             if missing is not None:
                 notes.append(f"{model}: {missing}")
         return Readiness(ready, reasons, notes)
-
-    def _is_model(self, name: str) -> bool:
-        return self.router.profile(name) is not None
 
     async def until_ready(self) -> None:
         """Wait for a worker that can take requests, and a moment for its tokenizer."""
