@@ -189,9 +189,13 @@ def render(explanation: Explanation, *, colour: bool = False) -> str:
         page.line(f"Why: {explanation.reason}")
     if explanation.workers:
         page.line()
-        terms = list(dict.fromkeys(name for w in explanation.workers for name in w.parts))
-        head = ("", "worker", "state", "trust", "matched", "in flight", "cost")
+        every = list(dict.fromkeys(name for w in explanation.workers for name in w.parts))
+        terms = [name for name in every if any(w.parts.get(name) for w in explanation.workers)]
+        head = ("", "worker", "state", "trust", "matched", "running", "cost")
         page.table((*head, *terms), _rows(explanation, terms), names=4)
+        idle = [name for name in every if name not in terms]
+        if idle:
+            page.line(f"    nothing for: {', '.join(idle)}")
     return page.text()
 
 

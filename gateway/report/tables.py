@@ -46,7 +46,10 @@ class Page:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1
     ) -> None:
-        """A table whose first ``names`` columns are text; the others are numbers, never cut."""
+        """A table whose first ``names`` columns are text; the others are numbers, never cut.
+
+        Text loses its middle: hosts differ at one end, ports at the other.
+        """
         cells = [[printable(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) + _GAP for column in zip(columns, *cells, strict=True)]
         limit = _fitting(widths[:names], self._console.width - sum(widths[names:])) - _GAP
@@ -58,11 +61,12 @@ class Page:
         )
         for index, column in enumerate(columns):
             if index < names:
-                table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=limit)
+                table.add_column(column, no_wrap=True)
             else:
                 table.add_column(column, justify="right", no_wrap=True)
         for row in cells:
-            table.add_row(*map(Text, row))
+            names_shown = [_without_middle(cell, limit) for cell in row[:names]]
+            table.add_row(*map(Text, [*names_shown, *row[names:]]))
         self._console.print(table)
 
     def text(self) -> str:
@@ -76,6 +80,14 @@ def _fitting(widths: Sequence[int], room: int) -> int:
     while limit > _LEAST_NAME + _GAP and sum(min(width, limit) for width in widths) > room:
         limit -= 1
     return limit
+
+
+def _without_middle(text: str, limit: int) -> str:
+    """``text`` in at most ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def printable(text: str) -> str:

@@ -104,15 +104,34 @@ def test_the_table_shows_who_holds_what_and_what_it_costs(
     assert lines[1] == "Would go to 127.0.0.1:18472 (policy cost)"
     assert lines[2] == "First token expected after 12.5 ms"
     assert lines[3] == "Why: lowest expected time"
-    assert lines[5].split() == (
-        "worker state trust matched in flight cost wait own memory decode".split()
-    )
+    assert lines[5].split() == ("worker state trust matched running cost wait own decode".split())
     assert (
         lines[6].split()
-        == "-> 127.0.0.1:18472 ready exact 960 (96 %) 3 12.5 ms 0 ms 12.5 ms 0 ms 0 ms".split()
+        == "-> 127.0.0.1:18472 ready exact 960 (96 %) 3 12.5 ms 0 ms 12.5 ms 0 ms".split()
     )
-    assert lines[7].split() == "w1 ready learned 0 (0 %) 0 1.5 s 1 s 400 ms 0 ms 100 ms".split()
+    assert lines[7].split() == "w1 ready learned 0 (0 %) 0 1.5 s 1 s 400 ms 100 ms".split()
+    assert lines[8].strip() == "nothing for: memory"
     assert max(map(len, lines)) <= 100
+
+
+def test_long_names_of_workers_can_still_be_told_apart(
+    gateway: Callable[[Handler], list[httpx.Request]],
+    chat: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = dict.fromkeys(("wait", "own", "others", "memory", "decode"), 0.000275)
+    workers = [
+        ANSWER["workers"][0] | {"id": f"worker.namespace.svc.cluster.local:810{i}", "parts": parts}
+        for i in range(2)
+    ]
+    gateway(answers(body=ANSWER | {"workers": workers, "choice": None}))
+    assert headwater("explain", chat) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    shown = [line.split()[0] for line in lines[-2:]]
+    assert shown[0].endswith("100"), lines
+    assert shown[1].endswith("101"), lines
+    assert shown[0].startswith("work")
 
 
 def test_costs_of_other_policies_are_no_seconds(
@@ -122,7 +141,7 @@ def test_costs_of_other_policies_are_no_seconds(
 ) -> None:
     gateway(answers(body=ANSWER | {"policy": "least_loaded"}))
     assert headwater("explain", chat) == 0
-    assert capsys.readouterr().out.splitlines()[7].split()[-5:] == ["1.5", "1", "0.4", "0", "0.1"]
+    assert capsys.readouterr().out.splitlines()[7].split()[-4:] == ["1.5", "1", "0.4", "0.1"]
 
 
 def test_a_rejection_is_an_explanation(
