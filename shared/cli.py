@@ -101,7 +101,9 @@ def run(points: Sequence[EntryPoint], arguments: Sequence[str] | None = None) ->
     except ConfigError as error:
         return _fail(error, 2)
     except typer.TyperException as error:
-        return _fail(f"{error.format_message()} (see headwater --help)", error.exit_code)
+        context = getattr(error, "ctx", None)
+        page = "headwater" if context is None else context.command_path
+        return _fail(f"{error.format_message()} (see {page} --help)", error.exit_code)
     except HeadwaterError as error:
         return _fail(error, 1)
     except typer.Abort:

@@ -52,7 +52,8 @@ def load(cls: type[S], *, file: Path | None, env: Mapping[str, str], flags: Mapp
 
     :param file: TOML; None for no file.
     :param env: ``HEADWATER_SECTION__KEY`` -> text: numbers and booleans as usual, lists with commas
-        (or as JSON), tables as JSON. Names of another form are ignored.
+        (or as JSON), tables as JSON. Names of another form are ignored, but for those that only
+        lack an underscore.
     :param flags: ``"section.key"`` -> value; None means not given.
     :raises ConfigError: one key, its value and the reason.
     """
@@ -115,7 +116,12 @@ def _from_environment(
     cls: type[msgspec.Struct], env: Mapping[str, str]
 ) -> Iterator[tuple[str, Given]]:
     own = {field.encode_name for field in msgspec.structs.fields(cls)}
+    nearly = {env_name(path).replace("__", "_"): path for path, _ in leaves(cls)}
     for name, text in sorted(env.items()):
+        if name in nearly:  # one underscore where two belong: its author means us
+            path = nearly[name]
+            reason = f"unknown key; did you mean {env_name(path)}?"
+            raise _error(path, Given(text, source=name), reason)
         if not name.startswith(ENV_PREFIX) or "__" not in name:
             continue
         path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")

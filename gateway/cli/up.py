@@ -23,6 +23,8 @@ from shared.errors import ConfigError
 
 app = typer.Typer()
 
+LAST_PORT = 65_535
+
 
 class PolicyName(StrEnum):
     """Policies by name."""
@@ -82,9 +84,15 @@ def up(
 
 def check_ports(options: ClusterOptions) -> None:
     """Raise ``ConfigError`` for a port that is taken, before anything is started."""
-    wanted = [("port", port) for pair in plan.gateway_ports(options) for port in pair]
-    wanted += [("worker-port", options.worker_port + i) for i in range(options.workers)]
+    wanted = [("--port", port) for pair in plan.gateway_ports(options) for port in pair]
+    wanted += [("--worker-port", options.worker_port + i) for i in range(options.workers)]
+    ours: set[int] = set()
     for key, port in wanted:
+        if port > LAST_PORT:
+            raise ConfigError(key, port, f"there are only {LAST_PORT} ports: begin lower")
+        if port in ours:
+            raise ConfigError(key, port, "a gateway and a worker would listen there")
+        ours.add(port)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

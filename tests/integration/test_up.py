@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -184,4 +185,29 @@ def test_a_taken_port_is_one_line_and_exit_code_two() -> None:
         )
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert "port" in done.stderr
+    assert "--port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--port", "65000", "--gateways", "60"), "--port: 65540"),
+        (("--port", "20000", "--worker-port", "20000"), "--worker-port: 20000"),
+        (("--workers", "0"), "headwater up --help"),
+    ],
+)
+def test_impossible_flags_are_one_line_and_exit_code_two(
+    flags: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [HEADWATER, "up", "--fake", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert said in done.stderr
+    assert done.stdout == ""

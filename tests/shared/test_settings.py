@@ -176,6 +176,13 @@ def test_other_names_of_the_environment_are_ignored() -> None:
     assert read(env=env) == Config()
 
 
+def test_a_lacking_underscore_in_the_environment_is_told() -> None:
+    error = failing(env={"HEADWATER_INNER_PORT": "1"})
+    assert error.key == "inner.port"
+    assert "HEADWATER_INNER__PORT" in error.reason
+    assert "HEADWATER_INNER_PORT" in error.reason
+
+
 def test_an_unknown_flag_is_an_error() -> None:
     error = failing(flags={"inner.prt": 1})
     assert (error.key, error.reason) == ("inner.prt", "unknown key; did you mean inner.port?")
