@@ -26,6 +26,8 @@ need() { # need PROGRAM PACKAGE...: a program from the system's packages
   need "$PYTHON-venv" python3-venv
   "$PYTHON" -m venv "$VENV"
 }
+echo "setup: installing torch and the other packages of constraints.txt into $VENV" \
+  "(once, minutes; a smaller torch: make setup TORCH_INDEX=URL)"
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -q -c constraints.txt)
 # torch comes first and alone: it is the one package whose build depends on the machine
 if [ -n "$TORCH_INDEX" ]; then
