@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Another wheel index for torch only, e.g. the one with CPU or CUDA builds that fits your machine.
 TORCH_INDEX ?=
-STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt scripts/setup.sh tests/node/package.json 2>/dev/null | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt scripts/setup.sh 2>/dev/null | cksum | cut -d' ' -f1)
+NODE_STAMP := tests/node/node_modules/.package-lock.json
 PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
@@ -19,9 +20,13 @@ $(STAMP):
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh
 	@rm -f $(VENV)/.setup-*; touch $@
 
-setup: $(STAMP) ## make the virtual environment and everything that the other verbs need
+$(NODE_STAMP): tests/node/package-lock.json
+	@scripts/setup.sh node
+	@touch $@
 
-up: setup ## a local cluster on a real model: http://127.0.0.1:8000 (ARGS="--workers 2 --fake" passes flags)
+setup: $(STAMP) $(NODE_STAMP) ## make the virtual environment and everything that the other verbs need
+
+up: $(STAMP) ## a local cluster on a real model: http://127.0.0.1:8000 (ARGS="--workers 2 --fake" passes flags)
 	@exec $(BIN)/headwater up $(ARGS)
 
 test: setup ## unit, contract, property and integration tests
@@ -33,22 +38,22 @@ test-slow: setup ## deep property runs, soak, the equality proof on the real mod
 test-compose: setup ## build and run compose.yaml for real (needs docker compose)
 	$(PYTEST) tests/compose -m compose $(ARGS)
 
-check: setup ## lint, format, strict types, import rules
+check: $(STAMP) ## lint, format, strict types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config pyproject.toml
 
-format: setup ## apply the formatter and the safe fixes of the linter
+format: $(STAMP) ## apply the formatter and the safe fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## the measured figures of README.md, on this machine (minutes)
+bench: $(STAMP) ## the measured figures of README.md, on this machine (minutes)
 	$(BIN)/python -P bench/demo.py $(ARGS)
 
-docs: setup ## regenerate docs/configuration.md from the code
+docs: $(STAMP) ## regenerate docs/configuration.md from the code
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig
 
 clean: ## remove what the other verbs made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info
+	rm -rf $(VENV) tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the virtual environment with all extras, pinned by constraints.txt. Called by `make setup`.
+# Makes the virtual environment with all extras, pinned by constraints.txt. Called by `make`.
+# With the argument `node`: the Node client of the API instead, which one of the tests runs.
 #   PYTHON       interpreter to use (>= 3.11)          VENV  where the environment goes
 #   TORCH_INDEX  a wheel index for torch alone; empty takes the default index
 set -euo pipefail
@@ -17,6 +18,13 @@ need() { # need PROGRAM PACKAGE...: a program from the system's packages
     exit 1
   fi
 }
+
+if [ "${1:-}" = node ]; then
+  need node nodejs
+  need npm npm
+  npm ci --loglevel=error --no-audit --no-fund --prefix tests/node
+  exit
+fi
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "setup: $PYTHON is older than 3.11; set PYTHON=..." >&2
@@ -36,9 +44,4 @@ else
   "${pip[@]}" torch
 fi
 "${pip[@]}" -e '.[worker,redis-server,dev]'
-
-# the Node client of the API is one of the tests
-need node nodejs
-need npm npm
-npm ci --silent --no-audit --no-fund --prefix tests/node
 echo "setup: done in $VENV"

@@ -33,10 +33,11 @@ class WorkerLine:
 
     def __str__(self) -> str:
         hit = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        # what matters most stands within the 80 columns of a small terminal
         return (
-            f"worker {self.id}  {self.state}  trust {self.trust}  running {self.inflight}  "
-            f"cached blocks {self.index_blocks}  requests {self.served}  "
-            f"prompt tokens {self.prompt_tokens}, {hit:.0%} from cache"
+            f"worker {self.id}  {self.state}  requests {self.served}  "
+            f"prompt tokens {self.prompt_tokens}, {hit:.0%} from cache  "
+            f"running {self.inflight}  cached blocks {self.index_blocks}  trust {self.trust}"
         )
 
 
