@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from hmac import compare_digest
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import structlog
 from aiohttp import web
@@ -153,11 +154,12 @@ class Admin:
         path = request.rel_url.raw_path
         if not path.startswith(f"{WORKERS}/"):
             raise NotFound("There is no such admin route.")
-        rest = request.rel_url.path.removeprefix(f"{WORKERS}/")
+        # Split before it is decoded: an id may hold a slash.
+        rest = path.removeprefix(f"{WORKERS}/")
         for action in ("drain", "undrain"):
             if rest.endswith(f"/{action}"):
-                return WorkerId(rest.removesuffix(f"/{action}")), action
-        return WorkerId(rest), ""
+                return WorkerId(unquote(rest.removesuffix(f"/{action}"))), action
+        return WorkerId(unquote(rest)), ""
 
     def _changed(self, worker: WorkerId, what: str, known: bool) -> Answer:
         if not known:

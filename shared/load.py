@@ -6,6 +6,9 @@ import msgspec
 
 from shared.types import Epoch, WorkerId
 
+MAX_ID = 256
+"""Longest worker id."""
+
 
 class WorkerInfo(msgspec.Struct, frozen=True):
     """Identity and capabilities: ``GET /headwater/info``, and the registration in Redis."""
@@ -29,6 +32,16 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """It publishes cache events."""
     adapters: tuple[str, ...] = ()
     version: str = ""
+
+    def fault(self) -> str | None:
+        """Why nobody could work with this; None if it can be used."""
+        if not self.id or len(self.id) > MAX_ID or not self.id.isprintable():
+            return f"the id must be 1 to {MAX_ID} printable characters"  # it goes into headers
+        if self.block_size < 1:
+            return f"a block size of {self.block_size}"
+        if self.max_model_len < 0 or self.blocks_total < 0:
+            return "a size below 0"
+        return None
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

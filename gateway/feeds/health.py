@@ -110,7 +110,9 @@ class Prober:
         answer = await self.get(f"{url}/headwater/info")
         if answer.ok:
             try:
-                return msgspec.json.decode(answer.body, type=WorkerInfo)
+                info = msgspec.json.decode(answer.body, type=WorkerInfo)
+                fault = info.fault()
+                return Probe(False, f"/headwater/info: {fault}") if fault else info
             except msgspec.DecodeError as error:
                 if b'"epoch"' in answer.body:
                     return Probe(False, _short(f"/headwater/info cannot be read: {error}"))
