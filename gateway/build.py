@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from random import Random
 from secrets import token_hex
 
@@ -53,7 +54,9 @@ class Gateway:
         self._log = structlog.get_logger("headwater.gateway")
         rng = Random()
         index = PrefixTable(config.routing.index_max_blocks, rng)
-        self.router = Router(index, make_policies(config.routing), config.routing, rng)
+        self.router = Router(
+            index, make_policies(config.routing), config.routing, rng, time.monotonic
+        )
         self.feeds = Feeds(self.router, config, gateway_id=f"gw-{token_hex(8)}")
         self._ledger = _open_ledger(config)
         self.upstream = AiohttpUpstream()

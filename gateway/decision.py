@@ -39,6 +39,8 @@ class Route:
     """Monotonic seconds."""
     predicted_ttft_s: float
     """From the decision to the first token, on the chosen worker."""
+    lookup_s: float = 0.0
+    """What finding the prompt in the index took; 0 without a timer."""
 
     @property
     def chosen(self) -> Scored:

@@ -81,6 +81,8 @@ class Pipeline:
         prompt = await self._prompts.read(request, profile) if profile is not None else None
         if prompt is not None and prompt.n_tokens:
             self._metrics.decision("tokenize", prompt.seconds)
+        if prompt is not None and prompt.keys:
+            self._metrics.decision("hash", prompt.hash_s)
         await self._run(work.generation(inbound, request, prompt, self._config), client)
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
@@ -167,7 +169,11 @@ class Pipeline:
         except KeyError:
             reason = f"There is no policy '{item.policy}'."
             raise BadRequest(reason, param="x-headwater-policy") from None
-        self._metrics.decision("rank", self._clock() - begun)
+        seconds = self._clock() - begun
+        if isinstance(decision, Route):
+            self._metrics.decision("lookup", decision.lookup_s)
+            seconds -= decision.lookup_s
+        self._metrics.decision("rank", seconds)
         return decision
 
     def _rejected(self, item: Work, reject: Reject) -> ApiError:

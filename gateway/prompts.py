@@ -50,7 +50,8 @@ class Prompt:
     n_tokens: int = 0
     """0 = not counted."""
     seconds: float = 0.0
-    """Time spent on rendering, encoding and hashing."""
+    """Time spent on rendering and encoding."""
+    hash_s: float = 0.0
 
 
 class BundleSource(Protocol):
@@ -145,7 +146,9 @@ class Prompts:
             chain = await loop.run_in_executor(self._threads, renderer.chain, request, root)
         else:
             chain = renderer.chain(request, root)
-        return Prompt(chain.keys, chain.n_tokens, self._clock() - begun)
+        seconds = self._clock() - begun
+        hash_s = min(seconds, chain.hash_s) if profile.tokenizer else seconds
+        return Prompt(chain.keys, chain.n_tokens, seconds - hash_s, hash_s)
 
     def _root(self, profile: ModelProfile, salt: str) -> bytes:
         """First state of the hash chain; kept for the usual case without a salt."""

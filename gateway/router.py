@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from random import Random
 
@@ -63,8 +63,10 @@ class Router:
         policies: Mapping[str, Policy],
         config: RoutingConfig,
         rng: Random,
+        timer: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._index = index
+        self._timer = timer
         self._policies = policies
         self._config = config
         self._rng = rng
@@ -228,7 +230,9 @@ class Router:
         members = [member for member in pool if member.id not in exclude]
         if not members:
             return self._reject(query, bool(pool), bool(serving))
+        begun = self._timer()
         held = self._knowledge.look_up(query, serving, exclude)
+        lookup_s = self._timer() - begun
         output = self._expected_output(query, members[0].pool)
         candidates = [
             Candidate(
@@ -247,6 +251,7 @@ class Router:
             overlap=held.overlap(serving, pool, now),
             decided=now,
             predicted_ttft_s=self._cost.expected_ttft_s(query, order[0].candidate),
+            lookup_s=lookup_s,
         )
 
     @staticmethod

@@ -32,6 +32,9 @@ LOSSES = (
 )
 STAGES = ("available", "captured", "delivered")
 UNKNOWN = "unknown"
+OTHER = "other"
+MAX_WORKERS = 2048
+"""So many worker names get series of their own in a gateway's life."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _SHORT = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25)
@@ -59,6 +62,7 @@ class PrometheusSink:
     def __init__(self, registry: CollectorRegistry, known: Callable[[str], bool]) -> None:
         """``known`` tells whether a model may be a label."""
         self._known = known
+        self._workers: set[str] = set()
         self._series: dict[tuple[Counter | Histogram, tuple[str, ...]], Counter | Histogram] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -94,7 +98,7 @@ class PrometheusSink:
     def record(self, record: RequestRecord) -> None:
         """See :class:`RecordSink`."""
         if record.attempt:
-            self._count(self._attempts, record.worker, record.outcome.value)
+            self._count(self._attempts, self._worker(record.worker), record.outcome.value)
         if not record.final or record.outcome is Outcome.REJECTED:
             return
         model = self._label(record.model)
@@ -120,7 +124,7 @@ class PrometheusSink:
                 self._count(self._loss, model, reason, by=tokens)
 
     def decision(self, stage: str, seconds: float) -> None:
-        """Time one stage of a decision took: parse, tokenize or rank."""
+        """Time one stage of a decision took: parse, tokenize, hash, lookup or rank."""
         self._observe(self._decision, seconds, stage)
 
     def overhead(self, seconds: float) -> None:
@@ -134,6 +138,12 @@ class PrometheusSink:
     def shed(self, reason: str) -> None:
         """A request reached no worker."""
         self._count(self._shed, reason)
+
+    def _worker(self, worker: str) -> str:
+        """Workers come and go under new names: those beyond a number share one series."""
+        if len(self._workers) < MAX_WORKERS:
+            self._workers.add(worker)
+        return worker if worker in self._workers else OTHER
 
     def _label(self, model: str) -> str:
         return model if model and self._known(model) else UNKNOWN

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -174,14 +175,18 @@ class Renderer:
         plan = self._plan(request)
         first, *others = plan.prompts
         if isinstance(first, bytes):
+            begun = perf_counter()
             tokens, keys = first, extend_chain(scope_root, first)[0]
+            hash_s = perf_counter() - begun
         else:
             segments = self._segments(plan, first)
+            begun = perf_counter()
             keys = self._cache.chain(scope_root, segments)
+            hash_s = perf_counter() - begun
             tokens = b"".join(segment.tokens for segment in segments)
         size = len(tokens) + sum(len(self._tokens(plan, other)) for other in others)
         self._sample(plan, tokens)
-        return EncodedChain(size // 4, tokens, keys)
+        return EncodedChain(size // 4, tokens, keys, hash_s)
 
     def new_text_bytes(self, request: GenerateRequest) -> int:
         """About how many bytes of text :meth:`chain` would have to encode now."""

@@ -6,7 +6,7 @@ routing at most. ``Scope.tokenizer`` is ``"text"`` there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -25,6 +25,8 @@ class EncodedChain:
     """Token ids as little-endian u32; the text in UTF-8 in text-block mode."""
     keys: list[BlockKey]
     """One per full granule."""
+    hash_s: float = field(default=0.0, compare=False)
+    """Seconds spent on the keys; the rest went into the tokens."""
 
 
 class TextChain:
