@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from secrets import token_hex
@@ -117,7 +118,7 @@ class App:
         # Bound once: putting a logger together costs as much as writing the line.
         self._log = structlog.get_logger("headwater.access").bind()
         self.busy = 0
-        """Requests being handled now."""
+        """Requests being served now."""
         self.idle = asyncio.Event()
         """Set while there are none."""
         self.idle.set()
@@ -140,14 +141,9 @@ class App:
             wall_at=time.time(),
         )
         client = WebClient(request, [("x-request-id", echo)])
-        self.busy += 1
-        self.idle.clear()
         try:
             return await self._answered(request, inbound, client)
         finally:
-            self.busy -= 1
-            if not self.busy:
-                self.idle.set()
             self._tell(inbound, client.status or CLIENT_CLOSED)
 
     async def _answered(
@@ -188,16 +184,33 @@ class App:
             return
         if method != "POST":
             raise MethodNotAllowed("This route takes POST only.")
-        if self.draining:
-            raise NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
+        self._refuse_if_draining()
         kind = GENERATE.get(route)
         if kind is not None:
             check_json(request.headers)
         inbound.body = await read_body(request, self._max_body)
-        if kind is not None:
-            await self._pipeline.generate(inbound, kind, client)
-        else:
-            await self._pipeline.relay(inbound, client)
+        self._refuse_if_draining()
+        with self._counted():
+            if kind is not None:
+                await self._pipeline.generate(inbound, kind, client)
+            else:
+                await self._pipeline.relay(inbound, client)
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is being served; a body that is still coming in (slowly) holds up no shutdown."""
+        self.busy += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            if not self.busy:
+                self.idle.set()
 
     def _authenticate(self, headers: Mapping[str, str]) -> None:
         if not self._keys:
