@@ -37,6 +37,8 @@ OPEN_PATHS = ("/health", "/ready", "/metrics")
 """What needs no key."""
 LAST_WRITES_S = 2.0
 """After the drain, how long a response may take to write what it already has."""
+MAX_FIELD = 32_768
+"""Longest header, as in the gateway, which passes them on."""
 BACKLOG = 1024
 EXIT_SECOND_SIGNAL = 128 + signal.SIGTERM
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -125,7 +127,11 @@ class WorkerServer:
 
     async def _open(self, app: web.Application, host: str, port: int, key: str) -> int:
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=LAST_WRITES_S,
+            max_field_size=MAX_FIELD,
         )
         await runner.setup()
         self._runners.append(runner)

@@ -103,7 +103,9 @@ async def echo_request_id(request: web.Request, response: web.StreamResponse) ->
 def bearer_matches(request: web.Request, accepted: Collection[str]) -> bool:
     """Whether the request carries one of the tokens; takes the same time for all of them."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    sent = token.strip().encode() if scheme.lower() == "bearer" else b""
+    # A header may hold any bytes; what is no UTF-8 comes as lone surrogates.
+    given = token.strip().encode("utf-8", "surrogateescape")
+    sent = given if scheme.lower() == "bearer" else b""
     # All are compared: the time taken must not tell which one came close.
     matches = [hmac.compare_digest(sent, key.encode()) for key in accepted]
     return any(matches)
@@ -142,4 +144,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
         )
     if request.content_length is not None and request.content_length > limit:
         raise PayloadTooLarge(f"The request body is larger than {limit} bytes.")
-    return await request.read()
+    try:
+        return await request.read()
+    except web.RequestPayloadError:
+        raise BadRequest("The body's framing or encoding is broken.") from None
