@@ -38,6 +38,8 @@ class GatewayProcess:
     stdout: Path
     stderr: Path
     url: str = ""
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30, trust_env=False))
+    """For all requests to it: making a client takes longer than a request."""
 
     def await_line(self, word: str, within_s: float = STARTUP_S) -> str:
         """The URL in the line that begins with ``word``."""
@@ -53,6 +55,7 @@ class GatewayProcess:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """SIGTERM, then SIGKILL: it is gone afterwards."""
+        self.http.close()
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -72,11 +75,11 @@ class GatewayProcess:
 
     def get(self, path: str) -> Any:
         """A JSON answer of the admin listener."""
-        return httpx.get(f"{self.admin}{path}", timeout=10, trust_env=False).json()
+        return self.http.get(f"{self.admin}{path}").json()
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, int]:
         """Matched tokens of each worker, as the gateway believes now."""
-        answer = httpx.post(f"{self.admin}/admin/explain", json=body, timeout=10, trust_env=False)
+        answer = self.http.post(f"{self.admin}/admin/explain", json=body)
         assert answer.status_code == 200, answer.text
         return {each["id"]: each["matched_tokens"] for each in answer.json()["workers"]}
 

@@ -20,6 +20,14 @@ ROUTES = (CHAT, COMPLETIONS, "/v1/embeddings")
 BLOCK = b"x" * 65_536
 
 
+@pytest.fixture(scope="module")
+def limited(module_gateway) -> GatewayProcess:
+    """A gateway that takes 4 MiB."""
+    env = {"HEADWATER_LISTEN__MAX_BODY_MIB": "4"}
+    made: GatewayProcess = module_gateway(env=env, wait=False)
+    return made
+
+
 @pytest.fixture
 async def one_worker(stub):
     """A stub that answers everything."""
@@ -29,10 +37,11 @@ async def one_worker(stub):
 
 
 @pytest.fixture
-def small(gateway_process, one_worker) -> GatewayProcess:
-    """A gateway that takes 4 MiB."""
-    env = {"HEADWATER_LISTEN__MAX_BODY_MIB": "4"}
-    return gateway_process(one_worker.url, env=env, wait=False)
+async def small(limited, one_worker):
+    """The gateway of the module in front of this test's worker."""
+    assert (await ask(limited.admin, "/admin/workers", {"url": one_worker.url})).status == 200
+    yield limited
+    await ask(limited.admin, f"/admin/workers/{one_worker.id}", method="DELETE")
 
 
 async def ready(gateway: GatewayProcess) -> None:

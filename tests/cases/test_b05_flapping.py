@@ -13,7 +13,7 @@ import pytest
 from caserig import inflight, settles, shares_of
 from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, Reply, Seen, Stub, ask, chat, chunk, delta
 
-HOLD_S = 1.6
+HOLD_S = 1.4
 STREAM = [SSE_HEAD, chunk(ROLE + delta("a")), HOLD_S, chunk(STOP + DONE), END]
 
 
@@ -97,9 +97,8 @@ FLAPS: dict[str, Callable[..., Awaitable[None]]] = {
 }
 
 
-@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("how", FLAPS)
-async def test_it_leaves_and_comes_back(stub, serve, how, times) -> None:
+async def test_it_leaves_and_comes_back(stub, serve, how) -> None:
     """S1 alone also serves "only", so that requests can be sent to it."""
     workers = [await stub(("m", "only")), *[await stub(("m",)) for _ in range(3)]]
     one = workers[0]
@@ -122,7 +121,7 @@ async def test_it_leaves_and_comes_back(stub, serve, how, times) -> None:
 
     start(10, "before")
     await count_is(10)
-    for _ in range(times):
+    for _ in range(2):
         await FLAPS[how](served, one)
     await count_is(10)
     start(5, "after")

@@ -1,0 +1,99 @@
+"""Tiny real models for the cases: random weights, scaled so that answers are not degenerate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from shared.render import byte_bundle
+
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
+
+
+def tiny_llama(vocab_size: int, dtype: torch.dtype, **more: Any) -> Any:
+    """A Llama whose greedy answers vary and depend on all of the prompt."""
+    config = transformers.LlamaConfig(
+        vocab_size=vocab_size, max_position_embeddings=2048, **{**SIZES, **more}
+    )
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() < 2:
+                weight.add_(torch.randn_like(weight) * 0.05)
+            elif "embed" in name:
+                weight.normal_()
+            else:
+                gain = 2.5 if "q_proj" in name or "k_proj" in name else 1.5
+                weight.normal_(std=gain * weight.shape[-1] ** -0.5)
+    return model.eval()
+
+
+def byte_model(folder: Path) -> Path:
+    """A model over bytes and ChatML markers, float32."""
+    bundle = byte_bundle()
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(bundle.tokenizer_json)
+    config = {"chat_template": bundle.chat_template, "eos_token": bundle.eos_token}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tiny_llama(259, torch.float32, eos_token_id=[257, 258], bos_token_id=256).save_pretrained(
+        folder
+    )
+    return folder
+
+
+TEXTS = (
+    "the quick brown fox jumps over the lazy dog and runs along the river to the sea " * 20,
+    "system user assistant tool call function name arguments result answer question " * 20,
+    "über größe naïve café 你好 世界 привет мир 🌍 🚀 1234567890 \n\n\t {}[]()<>!? " * 20,
+)
+BOS_TEMPLATE = (
+    "{{ bos_token }}"
+    "{%- for message in messages %}"
+    "{{ '<|start|>' + message['role'] + '\n' + (message['content'] or '') | trim + '<|end|>' }}"
+    "{%- for call in message.tool_calls or [] %}{{ call['function'] | tojson }}{% endfor %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
+
+
+def merging_model(folder: Path) -> Path:
+    """A model with merges across words and a BOS that template and tokenizer both add."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<s>", "</s>", "<|start|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "add_bos_token": True,
+        "chat_template": BOS_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    size = tokenizer.get_vocab_size()
+    tiny_llama(size, torch.float32, eos_token_id=1, bos_token_id=0).save_pretrained(folder)
+    return folder
