@@ -48,7 +48,9 @@ class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_timeout_s: Annotated[
         Positive, doc("A worker that sends nothing for this long during an answer is cut.")
     ] = 300.0
-    request_timeout_s: Annotated[Positive, doc("Longest time one request may take in all.")] = 3600.0
+    request_timeout_s: Annotated[Positive, doc("Longest time one request may take in all.")] = (
+        3600.0
+    )
     api_key: Annotated[str, doc("Bearer token sent to workers; empty sends none.")] = ""
 
 
