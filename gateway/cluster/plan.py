@@ -43,16 +43,22 @@ def gateway_ports(options: ClusterOptions) -> list[tuple[int, int]]:
     ]
 
 
+def redis_setting(url: str) -> dict[str, str]:
+    """The URL for a child, by its environment: it may hold a password, and flags show in ``ps``."""
+    return {"HEADWATER_REDIS__URL": url}
+
+
 def worker_specs(options: ClusterOptions, redis_url: str, logs: Path) -> list[ChildSpec]:
     """One child per worker, with its share of the cores."""
     specs = []
     for index in range(options.workers):
-        flags = ["--port", str(options.worker_port + index), "--redis", redis_url]
+        flags = ["--port", str(options.worker_port + index)]
         model = "fake" if options.fake else options.model
         flags += ["--model", model, "--threads", str(options.threads), *options.worker_flags]
         # several workers share the cores: threads that spin while they wait for each other would
         # halve everybody's speed
         env = {"GOMP_SPINCOUNT": "0", "OMP_NUM_THREADS": str(options.threads)}
+        env |= redis_setting(redis_url)
         argv = (sys.executable, "-P", "-m", "worker", *flags)
         specs.append(ChildSpec(f"worker {index}", argv, logs / f"worker-{index}.log", env))
     return specs
@@ -64,11 +70,11 @@ def gateway_specs(
     """One child per gateway; the workers are named to it, so that it finds them without Redis."""
     specs = []
     for index, (port, admin_port) in enumerate(gateway_ports(options)):
-        flags = ["--port", str(port), "--admin-port", str(admin_port), "--redis", redis_url]
+        flags = ["--port", str(port), "--admin-port", str(admin_port)]
         flags += ["--workers", ",".join(worker_urls(options))]
         if options.policy is not None:
             flags += ["--policy", options.policy]
-        env = {"HEADWATER_LEDGER__DIR": str(ledger)}
+        env = {"HEADWATER_LEDGER__DIR": str(ledger), **redis_setting(redis_url)}
         argv = (sys.executable, "-P", "-m", "gateway", *flags)
         specs.append(ChildSpec(f"gateway {index}", argv, logs / f"gateway-{index}.log", env))
     return specs
