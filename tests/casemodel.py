@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from enginerig import Answer, Rig, decode
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from shared.render import byte_bundle
+from worker.detokenise import Detokenizer
+from worker.model.runner import TorchRunner
+from worker.model.weights import describe
+from worker.runner import TokenLogprob
+from worker.sequence import SamplingParams
+from worker.steploop import StepLoop
 
 SIZES = {
     "hidden_size": 48,
@@ -97,3 +106,86 @@ def merging_model(folder: Path) -> Path:
     size = tokenizer.get_vocab_size()
     tiny_llama(size, torch.float32, eos_token_id=1, bos_token_id=0).save_pretrained(folder)
     return folder
+
+
+# --- the engine with a real model, steps by hand --------------------------------------------------
+
+VOCAB = 259
+MAX_LEN = 2048
+
+
+@cache
+def byte_llama(dtype: torch.dtype) -> Any:
+    """The weights that all engines of a test session share."""
+    torch.set_num_threads(1)
+    return tiny_llama(VOCAB, dtype, eos_token_id=257)
+
+
+class TorchRig(Rig):
+    """``enginerig.Rig`` with a Llama instead of the fake; float64 unless told otherwise."""
+
+    def __init__(
+        self,
+        n_blocks: int = 40,
+        block_size: int = 16,
+        budget: int = 64,
+        *,
+        caching: bool = True,
+        max_running: int = 24,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__(
+            n_blocks,
+            block_size,
+            budget,
+            caching=caching,
+            max_running=max_running,
+            max_model_len=MAX_LEN,
+            eos_token_ids=frozenset({257}),
+        )
+        self.runner = TorchRunner(describe(byte_llama(dtype)), n_blocks, block_size, threads=1)
+        self.loop = StepLoop(
+            self.runner,
+            self.scheduler,
+            lambda tokens: Detokenizer(decode, tokens),
+            self._clock,
+            self.events.extend,
+            self._deliver,
+        )
+
+
+class TorchReference:
+    """Answers of an engine with caching off, one request at a time, all prompt in one step."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        self._rig = TorchRig(n_blocks=160, budget=8192, caching=False, dtype=dtype)
+        self._known: dict[object, Answer] = {}
+
+    def answer(self, tokens: Sequence[int], params: SamplingParams) -> Answer:
+        """The right answer."""
+        key = (tuple(tokens), repr(params))
+        if key not in self._known:
+            self._known[key] = self._rig.answer(tokens, params)
+        return self._known[key]
+
+
+def said(answer: Answer) -> tuple[object, ...]:
+    """What must be equal whatever the cache did."""
+    last = answer.last
+    return answer.text, answer.tokens, last.finish, last.stop_reason, last.output_tokens
+
+
+def logprobs_of(answer: Answer) -> list[TokenLogprob]:
+    """The log-probabilities of all answer tokens."""
+    return [each for delta in answer.deltas for each in delta.logprobs or ()]
+
+
+def close(ours: Answer, theirs: Answer, limit: float = 1e-4) -> bool:
+    """Same top tokens with the same log-probabilities, up to ``limit``."""
+    pairs = list(zip(logprobs_of(ours), logprobs_of(theirs), strict=True))
+    return bool(pairs) and all(
+        abs(one.logprob - two.logprob) <= limit
+        and [token for token, _ in one.top] == [token for token, _ in two.top]
+        and all(abs(a - b) <= limit for (_, a), (_, b) in zip(one.top, two.top, strict=True))
+        for one, two in pairs
+    )

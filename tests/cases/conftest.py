@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from conftest import RedisServer, WorkerLauncher, WorkerProcess, pick_port
 from integration.conftest import dial, log, serve, stub
 
 __all__ = ["dial", "gateway_process", "log", "module_gateway", "pair", "serve", "stub"]
+
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+    collect_ignore_glob = ["test_d0*.py"]
 
 MODELLED = {
     "HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "50",
@@ -56,6 +60,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     yield Pair(redis, tuple(launcher.workers))
     launcher.end()
     redis.stop()
+
+
+@pytest.fixture(scope="session")
+def torch_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """E with a real model over bytes, float32, a pool of 64 blocks and steps of 64 tokens."""
+    from casemodel import byte_model
+
+    folder = tmp_path_factory.mktemp("torch")
+    launcher = WorkerLauncher(folder)
+    flags = ("--threads", "1", "--kv-blocks", "64", "--max-batch-tokens", "64")
+    made = launcher(
+        "--model", str(byte_model(folder / "bytes")), "--served-model-name", "fake", *flags
+    )
+    yield made
+    launcher.end()
 
 
 @pytest.fixture(scope="module")
