@@ -67,8 +67,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     try:
         try:
             up.compose("up", "--build", "-d", "--wait", "--wait-timeout", "600")
-        except AssertionError:
-            print(up.compose("ps", "-a"), up.compose("logs", "--tail", "40"))
+        except AssertionError as error:
+            error.add_note(up.compose("ps", "-a") + up.compose("logs", "--tail", "40"))
             raise
         yield up
     finally:
