@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-compose check format bench docs clean
+.PHONY: help setup up test test-slow test-compose check format bench proof docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -30,10 +30,10 @@ up: $(STAMP) ## a local cluster on a real model: http://127.0.0.1:8000 (ARGS="--
 	@exec $(BIN)/headwater up $(ARGS)
 
 test: setup ## unit, contract, property and integration tests
-	$(PYTEST) tests -m "not slow and not compose" $(ARGS)
+	$(PYTEST) tests -m "not compose" $(ARGS)
 
-test-slow: setup ## deep property runs, soak, the equality proof on the real model
-	HYPOTHESIS_PROFILE=deep $(PYTEST) tests -m slow $(ARGS)
+test-slow: setup ## property tests with thirty times as many examples
+	HEADWATER_TEST_DEPTH=30 $(PYTEST) tests/properties tests/gateway/test_feeds_replica.py --timeout 3600 $(ARGS)
 
 test-compose: setup ## build and run compose.yaml for real (needs docker compose)
 	$(PYTEST) tests/compose -m compose $(ARGS)
@@ -49,7 +49,13 @@ format: $(STAMP) ## apply the formatter and the safe fixes of the linter
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## the measured figures of README.md, on this machine (minutes)
-	$(BIN)/python -P bench/demo.py $(ARGS)
+	$(BIN)/python bench/ttft.py
+	$(BIN)/python bench/conversations.py --conversations 7,8 --workers 2
+	$(BIN)/python bench/conversations.py --conversations 20 --workers 4 --fake
+
+proof: setup ## greedy output against transformers, cached answers against uncached ones (about 20 minutes)
+	$(BIN)/python bench/equality.py
+	$(BIN)/python bench/same_text.py
 
 docs: $(STAMP) ## regenerate docs/configuration.md from the code
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig

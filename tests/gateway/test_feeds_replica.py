@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -166,7 +167,7 @@ def test_trust_without_a_feed(changes, expected) -> None:
     assert rig.replica.out_of_step() == ([] if "event_feed" in changes else ["w"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * DEPTH, deadline=None)
 @given(
     operations=st.lists(
         st.tuples(st.booleans(), st.lists(st.integers(0, 12), min_size=1, max_size=4)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from depth import DEPTH
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -136,5 +137,7 @@ class IndexMachine(RuleBasedStateMachine):
             assert position == ((model.epoch, model.seq) if known and model else None)
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(
+    max_examples=60 * DEPTH, stateful_step_count=40, deadline=None
+)
 TestIndex = IndexMachine.TestCase

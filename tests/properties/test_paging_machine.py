@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from depth import DEPTH
 from enginerig import replay
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -147,5 +148,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert keys == set(self.pool.snapshot_keys())
 
 
-PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(
+    max_examples=150 * DEPTH, stateful_step_count=40, deadline=None
+)
 TestPoolMachine = PoolMachine.TestCase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledgerkit import record, write_ledger
@@ -56,7 +57,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * DEPTH, deadline=None)
 @given(
     ledgers=st.lists(st.lists(records(), max_size=12), min_size=1, max_size=3),
     by=st.lists(st.sampled_from(DIMENSIONS), unique=True),

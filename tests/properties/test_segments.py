@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -46,7 +47,7 @@ def tokenizer_of(flags: list[dict[str, bool]]) -> Tokenizer:
     return tokenizer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * DEPTH, deadline=None)
 @given(st.lists(FLAGS, min_size=4, max_size=len(MARKERS)), st.lists(TEXT, min_size=4, max_size=8))
 def test_whatever_the_flags_pieces_have_the_tokens_of_the_whole(
     flags: list[dict[str, bool]], texts: list[str]
@@ -65,7 +66,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * DEPTH, deadline=None)
 @given(st.lists(st.lists(MESSAGE, min_size=1, max_size=6), min_size=1, max_size=6))
 def test_one_renderer_for_many_chats_is_a_fresh_one_for_each(chats: list[list[Any]]) -> None:
     shared = Renderer(byte_bundle(), cache_bytes=6_000)
