@@ -283,8 +283,10 @@ class StandIn:
     async def die(self) -> None:
         """As kill -9: no more beats, nobody listens; what is in Redis stays."""
         if self._beat is not None:
-            self._beat.cancel()
-            await asyncio.gather(self._beat, return_exceptions=True)
+            # More than once: redis-py sends by asyncio.wait_for, which can swallow a cancellation.
+            while not self._beat.done():
+                self._beat.cancel()
+                await asyncio.wait({self._beat}, timeout=0.1)
             self._beat = None
         if self._redis is not None:
             await self._redis.aclose()
