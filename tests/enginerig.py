@@ -12,6 +12,7 @@ from shared.paging import BlockPool
 from worker.detokenise import Detokenizer
 from worker.fake_runner import FakeModel, FakeRunner
 from worker.generation import Delta, GenerationRequest
+from worker.guide import Grammar
 from worker.runner import RunnerError, StepPlan, StepResult
 from worker.scheduler import Scheduler
 from worker.sequence import FinishReason, SamplingParams
@@ -174,12 +175,12 @@ class Rig:
         *,
         root: bytes = ROOT,
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> str:
         request_id = str(len(self.answers))
         self.answers[request_id] = Answer()
-        self.loop.accept(
-            GenerationRequest(request_id, tuple(tokens), params, root, priority), request_id
-        )
+        request = GenerationRequest(request_id, tuple(tokens), params, root, priority, grammar)
+        self.loop.accept(request, request_id)
         return request_id
 
     def step(self, times: int = 1) -> None:

@@ -31,6 +31,7 @@ from worker.detokenise import Detokenizer
 from worker.engine import Engine
 from worker.eventlog import EventLog, make_epoch
 from worker.fake_runner import FakeModel, FakeRunner
+from worker.grammar import GrammarCompiler
 from worker.publish import Published, RedisPublisher
 from worker.requests import Limits
 from worker.runner import Runner
@@ -134,6 +135,7 @@ def assemble(
         renderer=renderer,
         bundle=model.bundle,
         tokens=TokenText(renderer.tokenizer),
+        grammars=_grammars(model, renderer),
         limits=Limits(runner.vocab_size, limit),
         info=WorkerInfo(
             id=worker,
@@ -199,6 +201,13 @@ def _scheduler(config: WorkerConfig, runner: Runner) -> Scheduler:
         eos_token_ids=runner.eos_token_ids,
         max_step_ms=config.schedule.max_step_ms,
     )
+
+
+def _grammars(model: Model, renderer: Renderer) -> GrammarCompiler:
+    """Compiler for a model's tokenizer, which may know more ids than the model, or fewer."""
+    ids = renderer.tokenizer.get_vocab().values()
+    tokens = max(model.runner.vocab_size, max(ids, default=0) + 1)
+    return GrammarCompiler(model.bundle.tokenizer_json, tokens, model.runner.eos_token_ids)
 
 
 def _detokenizers(renderer: Renderer) -> Callable[[tuple[int, ...]], Detokenizer]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from worker.guide import allows
 from worker.runner import Chunk, RunnerError, StepPlan, StepResult, TokenLogprob
 from worker.sequence import SamplingParams
 
@@ -22,6 +23,9 @@ SLOT = 8
 
 READABLE = tuple(b"eeeeeetttttaaaaaoooooiiiinnnnssssrrrrhhhlldducmfpgwyb         .,")
 """Byte tokens that look like text."""
+
+CLOSING = tuple(b'"}]')
+"""Byte tokens that end strings, objects and lists; under a grammar they are frequent."""
 
 DECISIVE_BIAS = 20.0
 """A logit bias of this size forces or bans a token; smaller ones have no effect here."""
@@ -164,6 +168,9 @@ class FakeRunner:
 
     def _pick(self, draw: int, chunk: Chunk) -> int:
         params = chunk.params
+        mask = chunk.allowed(self.eos_token_ids)
+        if mask is not None:
+            return self._pick_allowed(draw, mask, params)
         forced = [token for token, bias in params.logit_bias.items() if bias >= DECISIVE_BIAS]
         if forced:
             return max(forced, key=lambda token: (params.logit_bias[token], -token))
@@ -179,6 +186,21 @@ class FakeRunner:
             if not _banned(token, params):
                 return token
         raise RunnerError("logit_bias bans the whole vocabulary")
+
+    def _pick_allowed(self, draw: int, mask: bytes, params: SamplingParams) -> int:
+        """A token that a grammar allows: biased ones first, then what closes something (every
+        second time), then any; an end only now and then, or if there is nothing else."""
+        allowed = [token for token in range(self.vocab_size) if allows(mask, token)]
+        wanted = [token for token in allowed if not _banned(token, params)] or allowed
+        words = [token for token in wanted if token not in self.eos_token_ids]
+        every = self._model.eos_every
+        if not words or (len(words) < len(wanted) and every and draw % every == 0):
+            return next(token for token in wanted if token in self.eos_token_ids)
+        forced = [t for t in words if params.logit_bias.get(t, 0.0) >= DECISIVE_BIAS]
+        closing = [token for token in words if token in CLOSING] if draw >> 8 & 1 else []
+        readable = [token for token in words if token < 128]
+        choice = forced or closing or readable or words
+        return choice[(draw >> 16) % len(choice)]
 
     def _logprob(self, draw: int, token: int, n_top: int) -> TokenLogprob:
         """Made-up but deterministic: the sampled token first, the rest of the vocabulary behind."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from worker.guide import Grammar
 from worker.runner import TokenLogprob
 from worker.sequence import FinishReason, SamplingParams
 
@@ -23,6 +24,8 @@ class GenerationRequest:
     """Chain root (16 B) from ``shared.blocks.Scope.root``: KV is shared only within it."""
     priority: int = 0
     """Lower runs first."""
+    grammar: Grammar | None = None
+    """What the answer must be."""
 
 
 @dataclass(frozen=True, slots=True)

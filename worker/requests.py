@@ -13,7 +13,9 @@ from typing import Any
 from shared.errors import BadRequest, ContextLengthExceeded
 from shared.openai import GenerateRequest, RouteKind
 from worker.fields import Fields, wrong
+from worker.guide import GrammarSpec
 from worker.sequence import SamplingParams
+from worker.structured import FIELDS, read_form
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 2048
@@ -28,9 +30,9 @@ SUPPORTED = frozenset(
     "model messages prompt stream stream_options temperature top_p top_k min_p seed n stop "
     "stop_token_ids presence_penalty frequency_penalty repetition_penalty logit_bias logprobs "
     "top_logprobs max_tokens max_completion_tokens min_tokens ignore_eos echo cache_salt tools "
-    "tool_choice response_format add_generation_prompt continue_final_message "
+    "tool_choice add_generation_prompt continue_final_message "
     "chat_template_kwargs add_special_tokens priority".split()
-)
+).union(FIELDS)
 WITHOUT_EFFECT = frozenset(
     "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
     "parallel_tool_calls prediction request_id".split()
@@ -45,10 +47,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
@@ -62,7 +61,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -96,6 +94,8 @@ class Ask:
     salt: str
     priority: int
     unknown: tuple[str, ...]
+    form: GrammarSpec | None = None
+    """What the answers must be."""
 
 
 def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
@@ -122,6 +122,7 @@ def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
         salt=fields.text("cache_salt") or "",
         priority=fields.integer("priority", -(2**31), 2**31 - 1) or 0,
         unknown=tuple(name for name in fields.names() if name not in known),
+        form=read_form(fields),
     )
 
 
@@ -214,12 +215,6 @@ def _refuse_unsupported(fields: Fields, *, chat: bool) -> None:
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise BadRequest(f"'{name}' is not supported by this server.", param=name)
-    form = fields.get("response_format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise BadRequest(
-            '\'response_format\' other than {"type": "text"} is not supported by this server.',
-            param="response_format",
-        )
     choice = fields.get("tool_choice")
     if choice is not None and choice not in ("none", "auto"):
         raise BadRequest(

@@ -8,6 +8,7 @@ status. A client that leaves cancels the handler, which closes the engine's iter
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -99,7 +100,11 @@ class GenerateRoutes:
         else:
             echoes = _echoes(call, loaded.renderer) if ask.echo else ()
             shape = CompletionShape(head, loaded.tokens, n=ask.n, echoes=echoes)
-        return Job(ask, shape, self._sequences(response_id, ask, prompts, loaded))
+        sequences = self._sequences(response_id, ask, prompts, loaded)
+        if ask.form is not None:
+            grammar = await asyncio.to_thread(loaded.grammars.compile, ask.form)
+            sequences = tuple(replace(sequence, grammar=grammar) for sequence in sequences)
+        return Job(ask, shape, sequences)
 
     def _sequences(
         self, response_id: str, ask: Ask, prompts: Sequence[Sequence[int]], loaded: Loaded

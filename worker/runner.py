@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from worker.guide import Guide, without
 from worker.sequence import SamplingParams
 
 
@@ -31,6 +32,22 @@ class Chunk:
     prompt_len: int = 0
     output_len: int = 0
     """Tokens generated so far: the step counter of a seeded random stream."""
+    guide: Guide | None = None
+    """Asked by the runner once the forward pass is under way, so that a device need not wait."""
+
+    def allowed(self, eos_token_ids: frozenset[int]) -> bytes | None:
+        """Tokens that its grammar lets follow, as :meth:`Guide.allowed`; None without a grammar.
+
+        Ends that would come too early are left out, unless the grammar leaves nothing else.
+        """
+        if self.guide is None:
+            return None
+        early = self.output_len < self.params.min_tokens
+        ends = eos_token_ids if early or self.params.ignore_eos else frozenset()
+        if early:
+            ends |= frozenset(self.params.stop_token_ids)
+        mask = self.guide.allowed()
+        return without(mask, ends) if ends else mask
 
     @property
     def decode(self) -> bool:

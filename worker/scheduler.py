@@ -226,6 +226,7 @@ class Scheduler:
                 context=tuple(seq.tokens) if seq.params.penalised else (),
                 prompt_len=seq.prompt_len,
                 output_len=seq.output_len,
+                guide=seq.guide,
             )
         )
 
@@ -291,6 +292,11 @@ class Scheduler:
 
     def _append(self, seq: Sequence, result: StepResult) -> TokenOut:
         token = result.tokens[seq.id]
+        if seq.guide is not None:
+            seq.guide.advance(token)
+            if seq.guide.error is not None:
+                self.finish(seq.id, FinishReason.ERROR)
+                return TokenOut(seq, None, finish=FinishReason.ERROR)
         seq.tokens.append(token)
         finish, stop_token = self._verdict(seq, token)
         if finish is not None:
@@ -300,9 +306,14 @@ class Scheduler:
     def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
         """Whether the newest token ends the sequence. Stop strings are found by the detokenizer."""
         params = seq.params
-        ends = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
-        if ends and seq.output_len >= params.min_tokens:
+        ended = seq.guide is not None and seq.guide.ended
+        eos = token in self._eos and (ended or not params.ignore_eos)
+        if (eos or token in params.stop_token_ids) and (
+            ended or seq.output_len >= params.min_tokens
+        ):
             return FinishReason.STOP, token
+        if ended:
+            return FinishReason.STOP, None
         if seq.output_len >= params.max_tokens or len(seq.tokens) >= self.max_len:
             return FinishReason.LENGTH, None
         return None, None

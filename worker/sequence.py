@@ -9,6 +9,7 @@ from math import lcm
 
 from shared.blocks import GRANULE, GRANULE_BYTES, key_of, next_state, pack_tokens
 from shared.types import BlockKey
+from worker.guide import Guide
 
 
 class FinishReason(StrEnum):
@@ -124,6 +125,8 @@ class Sequence:
     arrived: float
     priority: int = 0
     """Lower runs first."""
+    guide: Guide | None = None
+    """Where in its grammar the answer is, as far as it is committed."""
     phase: Phase = Phase.WAITING
     computed: int = 0
     """Tokens whose KV is in the pool."""

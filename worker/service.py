@@ -21,6 +21,7 @@ from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.eventlog import Contents, EventLog
 from worker.generation import EngineStats
+from worker.grammar import GrammarCompiler
 from worker.metrics import WorkerMetrics
 from worker.requests import Limits
 from worker.tokentext import TokenText
@@ -42,6 +43,7 @@ class Loaded:
     renderer: Renderer
     bundle: TokenizerBundle
     tokens: TokenText
+    grammars: GrammarCompiler
     limits: Limits
     info: WorkerInfo
 

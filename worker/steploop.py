@@ -94,6 +94,7 @@ class StepLoop(Generic[Target]):
             scope_root=request.scope_root,
             arrived=now,
             priority=request.priority,
+            guide=None if request.grammar is None else request.grammar.start(),
         )
         try:
             self.scheduler.add(seq)
@@ -219,9 +220,7 @@ class StepLoop(Generic[Target]):
             prompt_tokens=out.seq.prompt_len,
             output_tokens=out.seq.output_len,
             stop_reason=reason,
-            error="the step that computed this answer failed"
-            if finish is FinishReason.ERROR
-            else None,
+            error=_why(out.seq) if finish is FinishReason.ERROR else None,
         )
         self._outgoing.append((answer.target, delta))
         if finish is not None:
@@ -250,3 +249,10 @@ class StepLoop(Generic[Target]):
         self._outgoing.append(
             (target, NoCapacity("this worker is shutting down", retry_after_s=1.0))
         )
+
+
+def _why(seq: Sequence) -> str:
+    guide = seq.guide
+    if guide is not None and guide.error is not None:
+        return guide.error
+    return "the step that computed this answer failed"

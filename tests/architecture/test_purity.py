@@ -19,8 +19,8 @@ PURE = """
     gateway/router.py gateway/tally.py shared/blocks.py shared/checks.py shared/errors.py
     shared/events.py shared/freelist.py shared/jsonsplice.py shared/load.py shared/openai.py
     shared/paging.py shared/pagingevents.py shared/rediskeys.py shared/sse.py shared/types.py
-    worker/config.py worker/detokenise.py worker/pace.py worker/runner.py worker/scheduler.py
-    worker/seqblocks.py worker/sequence.py worker/siblings.py
+    worker/config.py worker/detokenise.py worker/guide.py worker/pace.py worker/runner.py worker/scheduler.py
+    worker/seqblocks.py worker/sequence.py worker/siblings.py worker/structured.py
 """.split()
 PURE_FOLDERS = ("gateway/routing", "gateway/engines")
 FORBIDDEN = {

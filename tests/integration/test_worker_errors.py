@@ -67,7 +67,7 @@ async def test_content_types(client: Client, declared: str | None, status: int) 
     [
         (CHAT, chat("x", max_tokens=0)),
         (CHAT, chat("x", seed=2**63)),
-        (CHAT, chat("x", response_format={"type": "json_object"})),
+        (CHAT, chat("x", response_format={"type": "json_schema"})),
         (CHAT, chat("x", tools=[], tool_choice="required")),
         (COMPLETIONS, completion("x", best_of=4)),
         (COMPLETIONS, completion([1, 259])),

@@ -2,13 +2,13 @@
 
 Each row is one sequence. The draw of a seeded request depends on its seed, the number of tokens it
 has so far and the row's own logits: never on its neighbours, on what was cached, or on preemption.
-Order, as in vLLM: bias, minimum length, penalties, temperature, min-p, top-k, top-p.
+Order, as in vLLM: bias, minimum length, penalties, grammar, temperature, min-p, top-k, top-p.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import torch
@@ -60,6 +60,8 @@ class Sampler:
         adjusted = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for row in asking:
             self._adjust_row(adjusted[row], chunks[row])
+        masks = {row: chunks[row].allowed(self._eos) for row in asking}
+        _constrain(adjusted, {row: mask for row, mask in masks.items() if mask is not None})
         return adjusted
 
     def _adjust_row(self, row: Tensor, chunk: Chunk) -> None:
@@ -69,7 +71,7 @@ class Sampler:
         if biased:
             where = torch.tensor(list(biased), device=row.device)
             row[where] += torch.tensor(list(biased.values()), dtype=row.dtype, device=row.device)
-        if chunk.output_len < params.min_tokens:
+        if chunk.guide is None and chunk.output_len < params.min_tokens:
             ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos)
             row[[token for token in ends if 0 <= token < size]] = float("-inf")
         _penalise(row, chunk)
@@ -83,28 +85,46 @@ class Sampler:
             some = scaled[filtering]
             floor = _lowest_kept(some, [params[row] for row in filtering], _SHORTLIST)
             scaled[filtering] = some.masked_fill(some < floor, float("-inf"))
-        # In vocabulary order: were it sorted, a rounding difference between two near-equal logits
-        # would swap them and change the token.
-        mass = scaled.double().softmax(-1).cumsum(-1)
-        total = mass[:, -1:]
-        point = _column([self._uniform(chunk) for chunk in chunks], mass) * total
-        below_total = torch.nextafter(total, torch.zeros_like(total))
-        return torch.searchsorted(mass, torch.minimum(point, below_total), right=True)[:, 0]
+        # A race of exponential clocks, one per token (the Gumbel trick): a token's clock does not
+        # depend on the others' logits, so rounding differences change the winner only where two
+        # finish together. The inverse of a cumulative sum would be moved past many tokens at once.
+        clocks = torch.stack([self._clocks(chunk, scaled.shape[-1]) for chunk in chunks])
+        return (scaled - clocks.to(scaled.device, scaled.dtype).log()).argmax(-1)
 
-    def _uniform(self, chunk: Chunk) -> float:
+    def _clocks(self, chunk: Chunk, size: int) -> Tensor:
+        """Exponential variates ``[size]`` of a request's next draw, made on the CPU for any device."""
         seed = chunk.params.seed
-        return (self._rng if seed is None else Random(f"{seed}:{chunk.output_len}")).random()
+        rng = self._rng if seed is None else Random(f"{seed}:{chunk.output_len}")
+        source = torch.Generator().manual_seed(rng.getrandbits(63))
+        return torch.empty(size, dtype=torch.float64).exponential_(generator=source)
 
 
 def _adjusts(chunk: Chunk) -> bool:
     params = chunk.params
     return bool(
         params.logit_bias
+        or chunk.guide is not None
         or chunk.output_len < params.min_tokens
         or params.presence_penalty
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
     )
+
+
+def _constrain(adjusted: Tensor, masks: Mapping[int, bytes]) -> None:
+    """Leave in some rows only the tokens of a mask with a bit per token, all of equal size."""
+    if not masks:
+        return
+    device, size = adjusted.device, adjusted.shape[-1]
+    packed = torch.frombuffer(bytearray(b"".join(masks.values())), dtype=torch.uint8)
+    packed = packed.view(len(masks), -1).to(device)
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    allowed = (packed[:, :, None] >> places & 1).flatten(1)[:, :size].bool()
+    rows = torch.tensor(list(masks), device=device)
+    # a model may have more logits than there are tokens
+    width = allowed.shape[-1]
+    adjusted[rows, :width] = adjusted[rows, :width].masked_fill(~allowed, float("-inf"))
+    adjusted[rows, width:] = float("-inf")
 
 
 def _penalise(row: Tensor, chunk: Chunk) -> None:
