@@ -260,7 +260,7 @@ def test_a_real_model_with_merges_and_a_doubled_bos(
     wait_until(lambda: made.workers()[0]["trust"] == "exact")
     with httpx.Client(base_url=made.url, timeout=60, trust_env=False) as http:
         rng = random.Random(16)
-        random_chats(http, rng, 60, tools=None)
+        random_chats(http, rng, 30, tools=None)
         for pieces in (1, 5, 30):
             prompt = "the river " * 20 + "".join(rng.choices(PIECES, k=pieces))
             for _ in range(2):

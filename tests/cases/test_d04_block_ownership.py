@@ -1,6 +1,6 @@
 """D04: a block that is reused is listed nowhere else.
 
-Scaled: 400 requests with the real model here; the thousands are in ``test_d_served.py``, with
+Scaled: 210 requests with the real model here; the thousands are in ``test_d_served.py``, with
 modelled KV contents.
 """
 
@@ -30,7 +30,7 @@ def test_two_hundred_families_on_forty_blocks(block_size, n_blocks) -> None:
     rig = TorchRig(n_blocks=n_blocks, block_size=block_size, budget=96)
     asked: dict[str, tuple[tuple[int, ...], SamplingParams]] = {}
     running: list[str] = []
-    n_requests = 250 if block_size == 16 else 100
+    n_requests = 150 if block_size == 16 else 60
     while len(asked) < n_requests or running:
         while len(running) < 24 and len(asked) < n_requests:
             job = rng.choice(families), rng.choice(settings)
