@@ -88,15 +88,33 @@ class Sampler:
         # A race of exponential clocks, one per token (the Gumbel trick): a token's clock does not
         # depend on the others' logits, so rounding differences change the winner only where two
         # finish together. The inverse of a cumulative sum would be moved past many tokens at once.
-        clocks = torch.stack([self._clocks(chunk, scaled.shape[-1]) for chunk in chunks])
-        return (scaled - clocks.to(scaled.device, scaled.dtype).log()).argmax(-1)
+        starts = [self._start(chunk) for chunk in chunks]
+        return (scaled - _log_clocks(starts, scaled)).argmax(-1)
 
-    def _clocks(self, chunk: Chunk, size: int) -> Tensor:
-        """Exponential variates ``[size]`` of a request's next draw, made on the CPU for any device."""
+    def _start(self, chunk: Chunk) -> int:
+        """Where the random stream of a request's next draw begins: 62 bits, room to count up."""
         seed = chunk.params.seed
         rng = self._rng if seed is None else Random(f"{seed}:{chunk.output_len}")
-        source = torch.Generator().manual_seed(rng.getrandbits(63))
-        return torch.empty(size, dtype=torch.float64).exponential_(generator=source)
+        return rng.getrandbits(62)
+
+
+def _log_clocks(starts: Sequence[int], like: Tensor) -> Tensor:
+    """Logarithms of exponential variates ``[R, V]``, the same on every device: a counter-based
+    generator (the finisher of SplitMix64, Steele et al. 2014) over row start + token id."""
+    # a row at a time and in place: all of it stays in the CPU's cache
+    return torch.stack([_log_clock(start, like) for start in starts])
+
+
+def _log_clock(start: int, like: Tensor) -> Tensor:
+    state = torch.arange(start, start + like.shape[-1], device=like.device)
+    state *= -7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        state ^= (state >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+        state *= factor
+    state ^= (state >> 31).bitwise_and_((1 << 33) - 1)
+    state >>= 11
+    uniform = state.bitwise_and_((1 << 53) - 1).double().add_(0.5).mul_(2.0**-53)
+    return uniform.log_().neg_().log_().to(like.dtype)
 
 
 def _adjusts(chunk: Chunk) -> bool:
