@@ -39,7 +39,7 @@ OTHERS = {
 
 def strictly(reply, text: str) -> None:
     """Exactly this text, once, in whole valid events."""
-    assert (reply.status, reply.complete) == (200, True)
+    assert (reply.status, reply.complete) == (200, True), reply.body
     assert "\ufffd" not in reply.body.decode()
     raw_events = reply.body.split(b"\n\n")
     assert raw_events.pop() == b""

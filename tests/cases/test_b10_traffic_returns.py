@@ -35,7 +35,9 @@ async def test_after_a_failure_that_did_not_put_it_to_rest(stub, serve) -> None:
 
 async def test_after_a_black_hole(stub, serve) -> None:
     one, two = await stub(), await stub()
-    served = await serve(one, two, **{"workers.health_timeout_s": 0.3})
+    served = await serve(
+        one, two, **{"workers.health_timeout_s": 0.3, "workers.connect_timeout_s": 0.5}
+    )
     await one.stop()
     hole = Clogged(one.port)
     for n in range(12):
