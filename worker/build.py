@@ -38,6 +38,7 @@ from worker.runner import Runner
 from worker.scheduler import Scheduler
 from worker.service import Loaded, Service
 from worker.tokentext import TokenText
+from worker.toolformat import ToolSpeech, format_of
 
 FAKE = "fake"
 DEFAULT_MODEL = "smollm2"
@@ -130,12 +131,15 @@ def assemble(
     engine.start()
     pool_tokens = runner.n_blocks * runner.block_size
     limit = min(runner.max_model_len, pool_tokens)
+    tokens = TokenText(renderer.tokenizer)
+    template = model.bundle.tool_template or model.bundle.chat_template
     loaded = Loaded(
         engine=engine,
         renderer=renderer,
         bundle=model.bundle,
-        tokens=TokenText(renderer.tokenizer),
+        tokens=tokens,
         grammars=_grammars(model, renderer),
+        speech=ToolSpeech(format_of(template), tokens.special_id),
         limits=Limits(runner.vocab_size, limit),
         info=WorkerInfo(
             id=worker,

@@ -6,13 +6,16 @@ depend on how the tokens were grouped, so streamed and unstreamed answers are eq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 CONTEXT_TOKENS = 6
 """How many of the prompt's last tokens are decoded in front of the answer (for leading spaces)."""
+
+NOTHING_SHOWN: Mapping[int, str] = MappingProxyType({})
 
 MAX_PENDING_TOKENS = 256
 """So many tokens without a clean end are bytes that never become text; they are given out as is."""
@@ -54,7 +57,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """What was kept back, unfinished characters as U+FFFD. Call once."""
+        """What was kept back, unfinished characters as U+FFFD."""
         return self._settle(self._decode(self._ids))
 
     def _settle(self, window: str) -> str:
@@ -123,17 +126,28 @@ class AnswerText:
     """Detokenizer and stop strings of one answer.
 
     Stop strings are looked for only in text that arrives once ``min_tokens`` tokens are there.
+
+    :param shown: special tokens that have a text all the same.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        min_tokens: int,
+        shown: Mapping[int, str] = NOTHING_SHOWN,
+    ) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
         self._searching = min_tokens == 0
+        self._shown = shown
 
     def push(self, token: int, output_len: int) -> Piece:
         """Add a token; ``output_len`` counts it."""
         self._searching = output_len >= self._min_tokens
+        if token in self._shown:
+            return self._match(self._detokenizer.finish() + self._shown[token])
         return self._match(self._detokenizer.push((token,)))
 
     def finish(self) -> Piece:

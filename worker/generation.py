@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -26,6 +27,8 @@ class GenerationRequest:
     """Lower runs first."""
     grammar: Grammar | None = None
     """What the answer must be."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are part of the answer's text, and how; others are left out of it."""
 
 
 @dataclass(frozen=True, slots=True)

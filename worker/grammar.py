@@ -15,6 +15,7 @@ import msgspec
 
 from shared.errors import BadRequest
 from worker.guide import Grammar, GrammarSpec, Guide
+from worker.lark import with_whitespace
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -24,19 +25,6 @@ CACHED_GRAMMARS = 64
 MAX_SOURCE = 1 << 20
 """Characters of the largest grammar."""
 MESSAGE_CHARS = 300
-
-WHITESPACE = r"[ ]|\n[ \t]{0,32}"
-"""What may stand between two parts of a JSON text: a weak model that is free to would go on with
-white space until its limit."""
-
-
-def with_whitespace(schema: object) -> object:
-    """A schema with the bounds on white space that :data:`WHITESPACE` sets."""
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        return schema
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 class GrammarCompiler:

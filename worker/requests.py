@@ -16,6 +16,7 @@ from worker.fields import Fields, wrong
 from worker.guide import GrammarSpec
 from worker.sequence import SamplingParams
 from worker.structured import FIELDS, read_form
+from worker.toolask import ToolAsk, read_tools
 
 MAX_CHOICES = 128
 MAX_SEQUENCES = 2048
@@ -30,12 +31,12 @@ SUPPORTED = frozenset(
     "model messages prompt stream stream_options temperature top_p top_k min_p seed n stop "
     "stop_token_ids presence_penalty frequency_penalty repetition_penalty logit_bias logprobs "
     "top_logprobs max_tokens max_completion_tokens min_tokens ignore_eos echo cache_salt tools "
-    "tool_choice add_generation_prompt continue_final_message "
+    "tool_choice parallel_tool_calls add_generation_prompt continue_final_message "
     "chat_template_kwargs add_special_tokens priority".split()
 ).union(FIELDS)
 WITHOUT_EFFECT = frozenset(
     "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "parallel_tool_calls prediction request_id".split()
+    "prediction request_id".split()
 )
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # Known fields that are not supported, with the values that ask for nothing.
@@ -95,7 +96,8 @@ class Ask:
     priority: int
     unknown: tuple[str, ...]
     form: GrammarSpec | None = None
-    """What the answers must be."""
+    """What the answers must be, unless they are tool calls."""
+    tools: ToolAsk | None = None
 
 
 def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
@@ -123,6 +125,7 @@ def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
         priority=fields.integer("priority", -(2**31), 2**31 - 1) or 0,
         unknown=tuple(name for name in fields.names() if name not in known),
         form=read_form(fields),
+        tools=read_tools(fields, chat=chat),
     )
 
 
@@ -215,11 +218,5 @@ def _refuse_unsupported(fields: Fields, *, chat: bool) -> None:
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise BadRequest(f"'{name}' is not supported by this server.", param=name)
-    choice = fields.get("tool_choice")
-    if choice is not None and choice not in ("none", "auto"):
-        raise BadRequest(
-            '\'tool_choice\' other than "none" and "auto" is not supported by this server.',
-            param="tool_choice",
-        )
     if chat and fields.flag("echo"):
         raise BadRequest("'echo' belongs to /v1/completions.", param="echo")

@@ -140,75 +140,6 @@ class Head:
         }
 
 
-class ChatShape:
-    """``/v1/chat/completions``."""
-
-    _CHUNK = "chat.completion.chunk"
-
-    def __init__(self, head: Head, tokens: TokenText) -> None:
-        self._head, self._tokens = head, tokens
-
-    def opening(self, index: int) -> list[Json]:
-        """The role."""
-        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
-
-    def chunks(self, index: int, delta: Delta) -> list[Json]:
-        """Text, and on its own the finish reason."""
-        chunks = []
-        logprobs = None
-        if delta.logprobs is not None:
-            logprobs = self._logprobs(list(zip(delta.token_ids, delta.logprobs, strict=True)))
-        if delta.text or delta.logprobs:
-            chunks.append(self._chunk(index, {"content": delta.text}, logprobs, None))
-        if delta.finish is not None:
-            chunks.append(self._chunk(index, {}, None, delta.finish))
-        return chunks
-
-    def closing(self, answers: Sequence[Answer]) -> list[Json]:
-        """Usage, if wanted."""
-        return self._head.usage_chunks(self._CHUNK, answers)
-
-    def whole(self, answers: Sequence[Answer]) -> Json:
-        """The ``chat.completion`` object."""
-        choices = [
-            {
-                "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": "".join(answer.texts),
-                    "refusal": None,
-                },
-                "logprobs": self._logprobs(answer.entries) if answer.entries else None,
-                "finish_reason": answer.finish,
-            }
-            for index, answer in enumerate(answers)
-        ]
-        return self._head.body("chat.completion", choices, answers)
-
-    def _chunk(
-        self, index: int, delta: Json, logprobs: Json | None, finish: FinishReason | None
-    ) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._head.chunk(self._CHUNK, [choice])
-
-    def _logprobs(self, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
-        content = [
-            {
-                **self._token(token, entry.logprob),
-                "top_logprobs": [self._token(other, value) for other, value in entry.top],
-            }
-            for token, entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> Json:
-        return {
-            "token": self._tokens.text_of(token),
-            "logprob": _finite(logprob),
-            "bytes": list(self._tokens.bytes_of(token)),
-        }
-
-
 class CompletionShape:
     """``/v1/completions``. Choices are ordered prompt by prompt, ``n`` for each."""
 
@@ -268,10 +199,10 @@ class CompletionShape:
         text_of = self._tokens.text_of
         return {
             "text_offset": [offsets.next(self._tokens.bytes_of(token)) for token, _ in entries],
-            "token_logprobs": [_finite(entry.logprob) for _, entry in entries],
+            "token_logprobs": [finite(entry.logprob) for _, entry in entries],
             "tokens": [text_of(token) for token, _ in entries],
             "top_logprobs": [
-                {text_of(other): _finite(value) for other, value in entry.top}
+                {text_of(other): finite(value) for other, value in entry.top}
                 for _, entry in entries
             ],
         }
@@ -290,6 +221,6 @@ class _Offsets:
         return start
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """JSON has no infinity; OpenAI shows -9999 for "impossible"."""
     return max(logprob, -9999.0)

@@ -22,11 +22,12 @@ from shared.errors import ApiError, InternalError
 from shared.openai import GenerateRequest, RouteKind, error_body, parse
 from shared.render import Renderer, prompts_of
 from shared.sse import encode
+from worker.chatshape import CallReading, ChatShape
 from worker.engine import Engine
 from worker.fanout import merge
 from worker.generation import Delta, GenerationRequest
 from worker.requests import Ask, check_sequences, read_ask, with_room
-from worker.responses import Answer, ChatShape, CompletionShape, Head, Json, Shape, failure
+from worker.responses import Answer, CompletionShape, Head, Json, Shape, failure
 from worker.routes_meta import encode_request
 from worker.service import Loaded, Service
 from worker.web import json_response, new_id, read_body
@@ -96,15 +97,12 @@ class GenerateRoutes:
         head = Head(response_id, int(self._service.wall()), model, ask.include_usage)
         shape: Shape
         if chat:
-            shape = ChatShape(head, loaded.tokens)
+            shape = ChatShape(head, loaded.tokens, _reading(ask, loaded))
         else:
             echoes = _echoes(call, loaded.renderer) if ask.echo else ()
             shape = CompletionShape(head, loaded.tokens, n=ask.n, echoes=echoes)
         sequences = self._sequences(response_id, ask, prompts, loaded)
-        if ask.form is not None:
-            grammar = await asyncio.to_thread(loaded.grammars.compile, ask.form)
-            sequences = tuple(replace(sequence, grammar=grammar) for sequence in sequences)
-        return Job(ask, shape, sequences)
+        return Job(ask, shape, await _in_form(ask, loaded, sequences))
 
     def _sequences(
         self, response_id: str, ask: Ask, prompts: Sequence[Sequence[int]], loaded: Loaded
@@ -123,6 +121,25 @@ class GenerateRoutes:
                     GenerationRequest(sequence_id, prompt, params, scope_root, ask.priority)
                 )
         return tuple(sequences)
+
+
+def _reading(ask: Ask, loaded: Loaded) -> CallReading | None:
+    return None if ask.tools is None else CallReading(loaded.speech.format, ask.tools.names)
+
+
+async def _in_form(
+    ask: Ask, loaded: Loaded, sequences: tuple[GenerationRequest, ...]
+) -> tuple[GenerationRequest, ...]:
+    """The sequences with their grammar, compiled in a thread, and the marks of tool calls."""
+    form = ask.form
+    if ask.tools is not None:
+        form = loaded.speech.grammar(ask.tools, form)
+        shown = loaded.speech.shown
+        sequences = tuple(replace(sequence, shown=shown) for sequence in sequences)
+    if form is None:
+        return sequences
+    grammar = await asyncio.to_thread(loaded.grammars.compile, form)
+    return tuple(replace(sequence, grammar=grammar) for sequence in sequences)
 
 
 def _echoes(call: GenerateRequest, renderer: Renderer) -> list[str]:

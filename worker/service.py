@@ -25,6 +25,7 @@ from worker.grammar import GrammarCompiler
 from worker.metrics import WorkerMetrics
 from worker.requests import Limits
 from worker.tokentext import TokenText
+from worker.toolformat import ToolSpeech
 
 RETRY_LOADING_S = 5.0
 RETRY_DRAINING_S = 1.0
@@ -44,6 +45,7 @@ class Loaded:
     bundle: TokenizerBundle
     tokens: TokenText
     grammars: GrammarCompiler
+    speech: ToolSpeech
     limits: Limits
     info: WorkerInfo
 

@@ -102,7 +102,8 @@ class StepLoop(Generic[Target]):
             self._outgoing.append((target, error))
             return
         detokenizer = self._detokenizer_factory(tuple(request.prompt_tokens))
-        text = AnswerText(detokenizer, request.params.stop, request.params.min_tokens)
+        params = request.params
+        text = AnswerText(detokenizer, params.stop, params.min_tokens, request.shown)
         self._answers[request.id] = _Answer(seq, text, target)
 
     def abort(self, request_id: str) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from shared.errors import BadRequest
 from worker.fields import Fields, wrong
 from worker.guide import GrammarSpec
+from worker.lark import literal
 
 MAX_CHOICE_TEXTS = 4096
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
@@ -116,8 +117,3 @@ def _schema(value: object, param: str) -> str:
         return msgspec.json.encode(value).decode()
     except RecursionError:
         raise BadRequest(f"'{param}' is nested too deeply.", param=param) from None
-
-
-def literal(text: str) -> str:
-    """A text as a terminal of a Lark grammar."""
-    return msgspec.json.encode(text).decode()

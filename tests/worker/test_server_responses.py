@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from shared.errors import InternalError, NoCapacity
 from shared.render import byte_bundle
+from worker.chatshape import ChatShape
 from worker.fanout import merge
 from worker.generation import Delta
-from worker.responses import Answer, ChatShape, CompletionShape, Head, failure, usage_of
+from worker.responses import Answer, CompletionShape, Head, failure, usage_of
 from worker.runner import TokenLogprob
 from worker.sequence import FinishReason
 from worker.tokentext import TokenText

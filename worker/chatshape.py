@@ -1,0 +1,152 @@
+"""``/v1/chat/completions``: text, log-probabilities and tool calls as OpenAI shapes them. P."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.generation import Delta
+from worker.responses import Answer, Head, Json, finite
+from worker.runner import TokenLogprob
+from worker.sequence import FinishReason
+from worker.tokentext import TokenText
+from worker.toolformat import ToolFormat
+from worker.toolread import Call, Part, ToolReader
+
+TOOL_CALLS = "tool_calls"
+"""Finish reason of an answer that holds calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """How calls are found in an answer."""
+
+    format: ToolFormat
+    names: frozenset[str]
+    """Functions that may be called."""
+
+    def reader(self) -> ToolReader:
+        """A reader for one answer."""
+        return ToolReader(self.format, self.names)
+
+
+class ChatShape:
+    """Chunks and bodies of one chat request.
+
+    :param calls: None if the answers' text is content, whatever it looks like.
+    """
+
+    _CHUNK = "chat.completion.chunk"
+
+    def __init__(self, head: Head, tokens: TokenText, calls: CallReading | None = None) -> None:
+        self._head, self._tokens, self._calls = head, tokens, calls
+        self._readers: dict[int, ToolReader] = {}
+        self._called: dict[int, int] = {}
+        """Calls streamed so far, by choice."""
+
+    def opening(self, index: int) -> list[Json]:
+        """The role."""
+        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
+
+    def chunks(self, index: int, delta: Delta) -> list[Json]:
+        """Text, calls, and on its own the finish reason."""
+        chunks = []
+        logprobs = None
+        if delta.logprobs is not None:
+            logprobs = self._logprobs(list(zip(delta.token_ids, delta.logprobs, strict=True)))
+        parts = self._parts(index, delta)
+        if delta.logprobs and not any(isinstance(part, str) for part in parts):
+            parts = ["", *parts]
+        for part in parts:
+            if isinstance(part, Call):
+                chunks += self._call_chunks(index, part)
+            else:
+                chunks.append(self._chunk(index, {"content": part}, logprobs, None))
+                logprobs = None
+        if delta.finish is not None:
+            finish = _finish(delta.finish, self._called.get(index, 0))
+            chunks.append(self._chunk(index, {}, None, finish))
+        return chunks
+
+    def closing(self, answers: Sequence[Answer]) -> list[Json]:
+        """Usage, if wanted."""
+        return self._head.usage_chunks(self._CHUNK, answers)
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """The ``chat.completion`` object."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return self._head.body("chat.completion", choices, answers)
+
+    def _choice(self, index: int, answer: Answer) -> Json:
+        text = "".join(answer.texts)
+        parts: list[Part] = [text]
+        if self._calls is not None:
+            reader = self._calls.reader()
+            parts = [*reader.push(text), *reader.finish()]
+        content = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, Call)]
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                self._call(index, number, call.name, call.arguments)
+                for number, call in enumerate(calls)
+            ]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer.entries) if answer.entries else None,
+            "finish_reason": _finish(answer.finish, len(calls)),
+        }
+
+    def _parts(self, index: int, delta: Delta) -> list[Part]:
+        if self._calls is None:
+            return [delta.text] if delta.text else []
+        reader = self._readers.setdefault(index, self._calls.reader())
+        parts = reader.push(delta.text)
+        return parts if delta.finish is None else [*parts, *reader.finish()]
+
+    def _call_chunks(self, index: int, call: Call) -> list[Json]:
+        """Id and name first, then the arguments."""
+        number = self._called.get(index, 0)
+        self._called[index] = number + 1
+        head = {"index": number, **self._call(index, number, call.name, "")}
+        arguments = {"index": number, "function": {"arguments": call.arguments}}
+        return [
+            self._chunk(index, {"tool_calls": [piece]}, None, None) for piece in (head, arguments)
+        ]
+
+    def _call(self, index: int, number: int, name: str, arguments: str) -> Json:
+        if self._calls is None:
+            raise AssertionError("a call in an answer that has none")
+        return {
+            "id": self._calls.format.call_id(self._head.id, index, number),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._head.chunk(self._CHUNK, [choice])
+
+    def _logprobs(self, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
+        content = [
+            {
+                **self._token(token, entry.logprob),
+                "top_logprobs": [self._token(other, value) for other, value in entry.top],
+            }
+            for token, entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        return {
+            "token": self._tokens.text_of(token),
+            "logprob": finite(logprob),
+            "bytes": list(self._tokens.bytes_of(token)),
+        }
+
+
+def _finish(finish: FinishReason | None, calls: int) -> str | None:
+    """An answer cut off at its limit is no finished set of calls."""
+    return TOOL_CALLS if calls and finish is FinishReason.STOP else finish
