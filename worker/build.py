@@ -139,7 +139,7 @@ def assemble(
         bundle=model.bundle,
         tokens=tokens,
         grammars=_grammars(model, renderer),
-        speech=ToolSpeech(format_of(template), tokens.special_id),
+        speech=ToolSpeech(format_of(template), tokens.added_id, tokens.is_special),
         limits=Limits(runner.vocab_size, limit),
         info=WorkerInfo(
             id=worker,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.errors import BadRequest
+from worker import lark
 from worker.guide import Grammar, GrammarSpec, Guide
-from worker.lark import with_whitespace
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -81,21 +81,20 @@ class GrammarCompiler:
 
 def _matcher(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
     """The library's form of a grammar. Raises ``BadRequest`` if it cannot be followed."""
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
     if len(spec.source) > MAX_SOURCE:
         raise BadRequest(
             f"'{spec.param}' is larger than {MAX_SOURCE} characters.", param=spec.param
         )
     if spec.kind == "json":
-        schema = with_whitespace(msgspec.json.decode(spec.source))
-        grammar = LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode())
+        rules = f"start: {lark.json_of(msgspec.json.decode(spec.source))}"
     elif spec.kind == "regex":
-        grammar = LLMatcher.grammar_from_regex(spec.source)
+        rules = f"start: /{regex_to_lark(spec.source)}/"
     else:
-        grammar = LLMatcher.grammar_from_lark(spec.source)
+        rules = spec.source
     limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, f"{lark.OPTIONS}\n{rules}", log_level=0, limits=limits)
     if matcher.is_error():
         raise BadRequest(
             f"'{spec.param}' cannot be enforced: {_short(matcher.get_error())}", param=spec.param

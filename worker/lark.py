@@ -5,7 +5,13 @@ A grammar is rules, one to a line; the answer is what the rule ``start`` derives
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+OPTIONS = '%llguidance {"no_forcing": true}'
+"""First line of every grammar. Were text without a choice forced into the tokens that the tokenizer
+makes of it, a text that looks like a special token would become one, and the answer would fail."""
 
 WHITESPACE = r"[ ]|\n[ \t]{0,32}"
 """What may stand between two parts of a JSON text: a weak model that is free to would go on with
@@ -17,8 +23,13 @@ def literal(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-def special(token: int) -> str:
-    """Exactly this token, which has no text of its own."""
+def one_of(texts: Iterable[str]) -> str:
+    """Rules for one of some texts; as a terminal, or thousands of them would cost seconds."""
+    return f"start: CHOICE\nCHOICE: {' | '.join(map(literal, texts))}"
+
+
+def added(token: int) -> str:
+    """Exactly this token, one of those that were added to the tokenizer's own."""
     return f"<[{token}]>"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from shared.errors import BadRequest
+from worker import lark
 from worker.fields import Fields, wrong
 from worker.guide import GrammarSpec
-from worker.lark import literal
 
 MAX_CHOICE_TEXTS = 4096
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
@@ -102,7 +102,7 @@ def _spec(form: str, value: object, param: str) -> GrammarSpec:
         raise wrong(param, value, f"a list of 1 to {MAX_CHOICE_TEXTS} strings")
     if not all(isinstance(text, str) for text in value):
         raise BadRequest(f"'{param}' must hold strings only.", param=param)
-    return GrammarSpec("lark", "start: " + " | ".join(literal(text) for text in value), param)
+    return GrammarSpec("lark", lark.one_of(value), param)
 
 
 def _schema(value: object, param: str) -> str:

@@ -39,10 +39,14 @@ class TokenText:
         """What the token adds to the answer; empty for special tokens and unknown ids."""
         return b"" if token in self._special else self._raw(token)
 
-    def special_id(self, text: str) -> int | None:
-        """The id of the special token that is written like this, if there is one."""
+    def added_id(self, text: str) -> int | None:
+        """The id of the added token that is written like this, if there is one."""
         token = self._tokenizer.token_to_id(text)
-        return token if token in self._special else None
+        return token if token in self._added else None
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is left out of an answer's text."""
+        return token in self._special
 
     def text_of(self, token: int) -> str:
         """The token for people: its text, or ``bytes:\\x..``; special ones by name."""

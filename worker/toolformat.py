@@ -67,19 +67,26 @@ def format_of(template: str | None) -> ToolFormat:
 
 
 class ToolSpeech:
-    """A model's format together with its special tokens.
+    """A model's format together with the tokens that its tokenizer has for the markers.
 
-    :param special_id: the id of a text that is one special token; None if it is ordinary text.
+    :param added_id: the id of a text that is one added token; None if it is ordinary text.
+    :param is_special: whether a token is left out of an answer's text.
     """
 
-    def __init__(self, form: ToolFormat, special_id: Callable[[str], int | None]) -> None:
+    def __init__(
+        self,
+        form: ToolFormat,
+        added_id: Callable[[str], int | None],
+        is_special: Callable[[int], bool],
+    ) -> None:
         self.format = form
-        self._marks = {text: special_id(text) for text in (form.opening, form.closing) if text}
-
-    @property
-    def shown(self) -> dict[int, str]:
+        self._marks = {text: added_id(text) for text in (form.opening, form.closing) if text}
+        self.shown = {
+            token: text
+            for text, token in self._marks.items()
+            if token is not None and is_special(token)
+        }
         """Special tokens that must be seen in the text of an answer, and how."""
-        return {token: text for text, token in self._marks.items() if token is not None}
 
     def grammar(self, ask: ToolAsk, form: GrammarSpec | None) -> GrammarSpec | None:
         """What the answer must be, given the form of answers that are no calls."""
@@ -117,7 +124,7 @@ class ToolSpeech:
 
     def _mark(self, text: str) -> str:
         token = self._marks[text]
-        return lark.literal(text) if token is None else lark.special(token)
+        return lark.literal(text) if token is None else lark.added(token)
 
     def _call(self, function: Function) -> str:
         name = msgspec.json.encode(function.name).decode()

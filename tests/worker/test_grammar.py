@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
+from shared.bundle import open_tokenizer
 from shared.bytetok import byte_bundle
 from shared.errors import BadRequest
+from worker import lark
 from worker.fields import Fields
 from worker.grammar import CACHED_GRAMMARS, GrammarCompiler
 from worker.guide import GrammarSpec, Guide, allows, without
@@ -174,6 +179,33 @@ def test_a_tokenizer_the_library_cannot_read_is_said_so() -> None:
     odd = '{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
     with pytest.raises(BadRequest, match="not supported with this model's tokenizer"):
         GrammarCompiler(odd, 1, ()).compile(GrammarSpec("regex", "a", "guided_regex"))
+
+
+def test_text_that_looks_like_a_special_or_added_token_is_spelled_out() -> None:
+    tokenizer = open_tokenizer(byte_bundle())
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    compiler = GrammarCompiler(tokenizer.to_str(), 260, ENDS)
+    for text in ("<|im_end|>", "<tool_call>", "x<|im_start|>y"):
+        for spec in (
+            GrammarSpec("regex", re.escape(text), "p"),
+            GrammarSpec("json", json.dumps({"const": text}), "p"),
+            GrammarSpec("lark", lark.one_of([text]), "p"),
+        ):
+            made = compiler.compile(spec).start()
+            assert feed(made, json.dumps(text) if spec.kind == "json" else text)
+            assert made.ended
+    made = compiler.compile(GrammarSpec("lark", f"start: {lark.added(259)}", "p")).start()
+    assert options(made) == {259}
+    made.advance(259)
+    assert made.ended
+
+
+def test_thousands_of_choices_are_cheap() -> None:
+    texts = ["x" * 50 + str(each) for each in range(4096)]
+    made = guide(guided_choice=texts)
+    begun = time.perf_counter()
+    assert feed(made, texts[777])
+    assert time.perf_counter() - begun < 2
 
 
 def test_masks() -> None:

@@ -100,6 +100,9 @@ def test_what_is_refused_by_name(param: str, fields: dict[str, Any]) -> None:
 # --- grammars ----------------------------------------------------------------------------------
 
 
+SPECIAL = frozenset({256, 257, 258})
+
+
 def ordinary(_text: str) -> int | None:
     return None
 
@@ -109,14 +112,14 @@ def marked(text: str) -> int | None:
     return {"[TOOL_CALLS]": 256, "<tool_call>": 256, "</tool_call>": 258}.get(text)
 
 
-@pytest.mark.parametrize("special_id", [ordinary, marked])
+@pytest.mark.parametrize("added_id", [ordinary, marked])
 @pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA])
 @pytest.mark.parametrize("single", [False, True])
 def test_enforced_calls_are_calls(
-    form: ToolFormat, special_id: Callable[[str], int | None], single: bool
+    form: ToolFormat, added_id: Callable[[str], int | None], single: bool
 ) -> None:
     pytest.importorskip("llguidance")
-    speech = ToolSpeech(form, special_id)
+    speech = ToolSpeech(form, added_id, SPECIAL.__contains__)
     ask = asked(tool_choice="required", parallel_tool_calls=not single)
     spec = speech.grammar(ask, None)
     assert spec is not None
@@ -154,7 +157,7 @@ def _decode(ids: Any) -> str:
 
 def test_a_form_and_tools_together_allow_either() -> None:
     pytest.importorskip("llguidance")
-    speech = ToolSpeech(HERMES, ordinary)
+    speech = ToolSpeech(HERMES, ordinary, SPECIAL.__contains__)
     form = GrammarSpec("json", '{"type":"boolean"}', "response_format")
     spec = speech.grammar(asked(), form)
     assert spec is not None
@@ -176,7 +179,7 @@ def test_a_bad_parameter_schema_is_refused_where_it_is_enforced() -> None:
     pytest.importorskip("llguidance")
     bad = {"name": "f", "parameters": {"properties": {"a": {"type": "foo"}}}}
     ask = asked(tools=[{"type": "function", "function": bad}], tool_choice="required")
-    spec = ToolSpeech(HERMES, ordinary).grammar(ask, None)
+    spec = ToolSpeech(HERMES, ordinary, SPECIAL.__contains__).grammar(ask, None)
     assert spec is not None
     with pytest.raises(BadRequest) as caught:
         GrammarCompiler(byte_bundle().tokenizer_json, 259, (257,)).compile(spec)
