@@ -23,6 +23,8 @@ from shared.rediskeys import LEASE_MS
 from shared.types import Epoch, WorkerId
 
 LEASE_S = LEASE_MS / 1000.0
+LATE_PROBES = 2
+"""So many probes in a row without an answer in time take a worker out."""
 IDENTIFY_EVERY = 10
 """Probes between two questions of who it is, when nothing else asks for one."""
 
@@ -62,6 +64,8 @@ class Member:
     leased: bool = False
     lease_lost_at: float | None = None
     probes: int = 0
+    late: int = 0
+    """Probes in a row that nothing came back from in time, though somebody listens."""
     ask_again: bool = True
     """Whether the next probe asks who it is."""
 
@@ -71,6 +75,12 @@ class Member:
     def must_identify(self) -> bool:
         """The next probe has to ask who it is."""
         return self.info is None or self.ask_again or self.probes % IDENTIFY_EVERY == 0
+
+    def excuses(self, late: bool) -> bool:
+        """Note whether a probe's answer was late; a healthy worker may be late once. On a busy
+        machine one late answer says little, and taking the last worker out refuses requests."""
+        self.late = self.late + 1 if late else 0
+        return late and bool(self.healthy) and self.late < LATE_PROBES
 
     def note_uptime(self, uptime_s: float) -> None:
         """An uptime that went back means another process."""

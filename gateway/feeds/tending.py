@@ -198,6 +198,8 @@ class Tender:
         member.probes += 1
         if not probe.healthy:
             member.ask_again = True
+        if member.excuses(late=not (probe.healthy or probe.alive or probe.refused)):
+            return
         member.refused = probe.refused or (member.refused and not probe.alive)
         if probe.load is not None:
             self._note_load(member, probe.load)

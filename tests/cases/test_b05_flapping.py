@@ -13,7 +13,7 @@ import pytest
 from caserig import inflight, settles, shares_of
 from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, Reply, Seen, Stub, ask, chat, chunk, delta
 
-HOLD_S = 1.4
+HOLD_S = 3.0
 STREAM = [SSE_HEAD, chunk(ROLE + delta("a")), HOLD_S, chunk(STOP + DONE), END]
 
 

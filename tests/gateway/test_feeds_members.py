@@ -178,3 +178,19 @@ def test_the_static_list_is_cleaned_and_has_no_doubles() -> None:
     assert static_urls([" http://a:1/ ", "https://b"]) == ("http://a:1", "https://b")
     with pytest.raises(ConfigError, match="the same worker"):
         static_urls(["http://a", "http://a:80/"])
+
+
+def test_one_late_answer_takes_no_healthy_worker_out() -> None:
+    member = Members().add(A, Source.STATIC)
+    member.healthy = True
+    assert member.excuses(late=True)
+    assert not member.excuses(late=True), "the second one in a row does"
+    assert not member.excuses(late=False)
+    assert member.excuses(late=True), "an answer in between starts over"
+
+
+@pytest.mark.parametrize("healthy", [None, False])
+def test_a_worker_that_never_was_well_is_not_excused(healthy: bool | None) -> None:
+    member = Members().add(A, Source.STATIC)
+    member.healthy = healthy
+    assert not member.excuses(late=True)

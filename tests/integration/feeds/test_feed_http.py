@@ -59,8 +59,8 @@ async def test_a_hung_worker_is_down_and_delays_nobody(kit, stand_in) -> None:
         await kit.until(lambda: gateway.router.health.get(hung.name))
         await kit.until(lambda: gateway.router.health.get(well.name))
         hung.hang = True
-        took = await kit.until(lambda: gateway.router.health[hung.name] is False, 3)
-        assert took < 1.2
+        took = await kit.until(lambda: gateway.router.health[hung.name] is False, 5)
+        assert took < 2.4  # two late probes in a row
         before = len([path for path in well.requests if path == "/headwater/load"])
         await asyncio.sleep(1.0)
         after = len([path for path in well.requests if path == "/headwater/load"])
