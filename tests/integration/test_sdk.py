@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,3 +139,18 @@ def test_the_node_client(up: Up) -> None:
     assert (seen["error"]["status"], seen["error"]["code"]) == (404, "model_not_found")
     assert 3 <= seen["abortedAfter"] < 400  # chunks that had arrived by then may still come
     until(lambda: inflight(up) == 0, 2)
+
+
+def test_the_example_conversation(up: Up) -> None:
+    example = NODE_TESTS.parents[1] / "examples" / "conversation.py"
+    done = subprocess.run(
+        [sys.executable, str(example), up.url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = [line for line in done.stdout.splitlines() if "cached" in line]
+    assert first.split(":")[:2] == second.split(":")[:2], "both turns on one worker"
+    assert int(second.split(",")[-1].split()[0]) > 0
