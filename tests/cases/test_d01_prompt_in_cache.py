@@ -38,14 +38,14 @@ def four_times(rig: TorchRig, reference: TorchReference, length: int) -> None:
     rig.check_idle()
 
 
-@pytest.mark.parametrize("budget", [1, B, B + 1, 512])
+@pytest.mark.parametrize("budget", [1, B, B + 1])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_four_times_the_same(reference, length, budget) -> None:
     four_times(TorchRig(budget=budget), reference, length)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 24])
-@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize("blocks", [1, 5])
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_other_block_sizes(reference, block_size, blocks, more) -> None:
     length = max(1, blocks * block_size + more)

@@ -1,6 +1,6 @@
 """D02: warm and cold answers are equal, whatever was asked before and at the same time.
 
-Scaled: 160 requests with the real model one by one, then 80 of them eight at a time; the answers to
+Scaled: 120 requests with the real model one by one, then 60 of them eight at a time; the answers to
 compare with come from an engine without a cache. 300 are in ``test_d_served.py``.
 """
 
@@ -78,14 +78,14 @@ def check(rig: TorchRig, placed: dict[str, Job], reference: TorchReference) -> N
 
 
 def test_random_requests_over_twenty_prefixes(reference) -> None:
-    asked = jobs("D02", 160, reference)
+    asked = jobs("D02", 120, reference)
     # Room for about three of them.
     rig = TorchRig(n_blocks=60, budget=96)
     one_by_one = run(rig, asked, 1, random.Random(1))
     check(rig, one_by_one, reference)
     some = run(rig, asked[::2], 8, random.Random(2))
     check(rig, some, reference)
-    assert rig.loop.stats.prefill_cached_tokens > 1500
+    assert rig.loop.stats.prefill_cached_tokens > 1000
 
 
 def test_repeats_do_not_get_worse(reference) -> None:
@@ -126,7 +126,7 @@ def test_other_ways_of_sampling(reference, more: dict[str, Any]) -> None:
 async def test_over_http(torch_worker) -> None:
     """Eight clients at a time on a pool of 64 blocks, single precision."""
     single = TorchReference(torch.float32)
-    asked = jobs("D02 over HTTP", 60, single)
+    asked = jobs("D02 over HTTP", 40, single)
     rng = random.Random(9)
     gate = asyncio.Semaphore(8)
     async with httpx.AsyncClient(base_url=torch_worker.url, timeout=60, trust_env=False) as http:

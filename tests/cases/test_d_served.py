@@ -1,4 +1,4 @@
-"""D01 to D05 from outside and in numbers (scaled: 3000 requests instead of 5000 in D04).
+"""D01 to D05 from outside and in numbers (scaled: 2000 requests instead of 5000 in D04).
 
 A worker process without torch, whose tokens are a function of what is *read from its blocks*, on a
 pool of 40 blocks, beside one without a cache.
@@ -166,7 +166,7 @@ async def test_d03_identical_ones_at_once(served) -> None:
 async def test_d04_a_storm_on_forty_blocks(served) -> None:
     rng = random.Random("D04")
     prompts = families(rng, 200, 3, 20)
-    bodies = [request(rng.choice(prompts), rng.choice((1, 6, 20))) for _ in range(3000)]
+    bodies = [request(rng.choice(prompts), rng.choice((1, 6, 20))) for _ in range(2000)]
     gate = asyncio.Semaphore(24)
     hits = []
     looks = 0
