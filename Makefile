@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-compose check format bench proof docs clean
+.PHONY: help setup up test test-slow test-compose check format bench bench-routing proof docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -52,6 +52,9 @@ bench: $(STAMP) ## the measured figures of README.md, on this machine (minutes)
 	$(BIN)/python bench/ttft.py
 	$(BIN)/python bench/conversations.py --conversations 7,8 --workers 2
 	$(BIN)/python bench/conversations.py --conversations 20 --workers 4 --fake
+
+bench-routing: $(STAMP) ## the routing goals on public traces, beside other policies (20 minutes)
+	$(BIN)/python -P bench/routing.py $(ARGS)
 
 proof: setup ## greedy output against transformers, cached answers against uncached ones (about 20 minutes)
 	$(BIN)/python bench/equality.py

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gateway.decision import Booked, ModelProfile
-from gateway.member import Member
+from gateway.member import Booking, Member
 from gateway.routing.base import Trust, WorkerState, WorkerView
+from gateway.routing.pressure import Pressure
 from gateway.routing.rates import RateBook
 from shared.load import WorkerInfo
 from shared.types import WorkerId
@@ -43,6 +44,7 @@ class Fleet:
         self._serving: dict[str, list[Member]] = {}
         self._peers: dict[str, tuple[float, Mapping[WorkerId, Booked]]] = {}
         self._outputs: dict[str, float] = {}
+        self._pressure = Pressure()
         self._views: dict[WorkerId, _KeptView] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -175,7 +177,13 @@ class Fleet:
             foreign=foreign + member.shadows(now),
             tpot_s=token_s,
             release_tokens_per_s=held / turnover_s if total and turnover_s else 0.0,
+            pool_busy=self._pressure.share(member.pool, len(self.serving(member.pool)), now),
         )
+
+    def book(self, member: Member, booking: Booking) -> None:
+        """An attempt begins."""
+        member.book(booking)
+        self._pressure.book(member.pool, booking.prefill_s, booking.begun)
 
     def known_prefill_s(self, member: Member, now: float) -> float:
         """Prefill seconds booked on a member by this and the other gateways."""

@@ -18,6 +18,7 @@ from gateway.learn import Learner, Served
 from gateway.member import Member
 from gateway.promises import Promise, Promises
 from gateway.routing.base import Candidate, Query, Trust, WorkerState
+from gateway.routing.branches import Branches, Popularity
 from shared.blocks import GRANULE, usable_tokens
 from shared.events import EventBatch
 from shared.types import WorkerId
@@ -37,6 +38,7 @@ class Held:
     """The part that is only promised, where there is one."""
     trust: Mapping[WorkerId, Trust]
     seen_tokens: int
+    popularity: Popularity
 
     def overlap(
         self, serving: Sequence[Member], open_to: Collection[Member], now: float
@@ -63,6 +65,7 @@ class Knowledge:
         self._index = index
         self._promises = Promises()
         self._ghosts = GhostMemory(ghost_keys)
+        self._branches = Branches(max(1, ghost_keys // 16))
         self._learner = Learner()
 
     # ---------------------------------------------------------------- workers
@@ -141,7 +144,7 @@ class Knowledge:
                 usable[worker] = more
         stride = min(member.stride for member in serving)
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
-        return Held(total, usable, promised, trust, seen)
+        return Held(total, usable, promised, trust, seen, self._branches.popularity(keys))
 
     def promise(self, query: Query, candidate: Candidate, now: float) -> Promise:
         """The prompt was booked on a worker."""
@@ -158,6 +161,7 @@ class Knowledge:
 
     def served(self, member: Member, request: Served, at: float) -> None:
         """A prompt was computed and answered."""
+        self._branches.served(request.keys, self._ghosts.seen(request.keys))
         self._ghosts.remember(request.keys)
         if member.trust is Trust.EXACT or not request.keys:
             return

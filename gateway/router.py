@@ -64,13 +64,14 @@ class Router:
         config: RoutingConfig,
         rng: Random,
         timer: Callable[[], float] = lambda: 0.0,
+        cost: CostModel | None = None,
     ) -> None:
         self._index = index
         self._timer = timer
         self._policies = policies
         self._config = config
         self._rng = rng
-        self._cost = CostModel()
+        self._cost = cost or CostModel()
         self._rates = RateBook(config.prefill_s_per_token, self._cost)
         self._fleet = Fleet(self._rates)
         self._knowledge = Knowledge(index, config.ghost_blocks)
@@ -239,6 +240,7 @@ class Router:
                 worker=self._fleet.view(member, held.trust[member.id], now),
                 matched_tokens=held.usable[member.id],
                 promised_tokens=held.promised.get(member.id, 0),
+                shared_tokens=held.popularity.shared_tokens(held.usable[member.id]),
                 new_kv_tokens=max(0, held.prompt_tokens - held.usable[member.id]) + output,
             )
             for member in members
@@ -278,7 +280,7 @@ class Router:
             expected_s=route.predicted_ttft_s + decode_s,
             probe=member.breaker.begin(now),
         )
-        member.book(booking)
+        self._fleet.book(member, booking)
         promise = self._knowledge.promise(query, candidate, now)
         return Attempt(route=route, number=attempt, member=member, booking=booking, promise=promise)
 

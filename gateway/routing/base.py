@@ -86,6 +86,8 @@ class WorkerView:
     """Seconds per output token of one sequence; 0 = unknown."""
     release_tokens_per_s: float = 0.0
     """Expected rate at which running requests give KV tokens back; 0 = unknown."""
+    pool_busy: float = 0.0
+    """Share of its pool's time that prefill takes; beyond 1 the pool cannot keep up."""
 
     @property
     def requests(self) -> int:
@@ -107,6 +109,9 @@ class Candidate:
     """Usable cached tokens (``shared.blocks.usable_tokens``), promised ones included."""
     promised_tokens: int = 0
     """The part of ``matched_tokens`` that is only promised: booked there, not yet computed."""
+    shared_tokens: float = 0.0
+    """The part of the uncached tokens whose computation pays itself back, since the prefix is
+    popular (``gateway.routing.branches``)."""
     new_kv_tokens: int = 0
     """KV tokens the request will need there beyond the matched ones: prompt and expected answer."""
 

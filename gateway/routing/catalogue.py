@@ -15,18 +15,18 @@ from gateway.routing.policies import (
     RoundRobin,
 )
 
-FACTORIES: Mapping[str, Callable[[RoutingConfig], Policy]] = {
-    "cost": lambda config: CostPolicy(CostModel()),
-    "round_robin": lambda config: RoundRobin(),
-    "random": lambda config: RandomChoice(),
-    "least_loaded": lambda config: LeastLoaded(),
-    "longest_prefix": lambda config: LongestPrefix(),
-    "prefix_hash": lambda config: PrefixHash(
+FACTORIES: Mapping[str, Callable[[RoutingConfig, CostModel], Policy]] = {
+    "cost": lambda config, cost: CostPolicy(cost),
+    "round_robin": lambda config, cost: RoundRobin(),
+    "random": lambda config, cost: RandomChoice(),
+    "least_loaded": lambda config, cost: LeastLoaded(),
+    "longest_prefix": lambda config, cost: LongestPrefix(),
+    "prefix_hash": lambda config, cost: PrefixHash(
         config.prefix_hash_tokens, config.prefix_hash_load_factor
     ),
 }
 
 
-def make_policies(config: RoutingConfig) -> dict[str, Policy]:
-    """A fresh instance of each policy."""
-    return {name: make(config) for name, make in FACTORIES.items()}
+def make_policies(config: RoutingConfig, cost: CostModel | None = None) -> dict[str, Policy]:
+    """A fresh instance of each policy. ``cost``: as the router has it; None = the default."""
+    return {name: make(config, cost or CostModel()) for name, make in FACTORIES.items()}

@@ -3,10 +3,13 @@
     C(w) = wait + own + others + memory + decode + failure
 
     wait     prefill work ahead of it: booked here, and what the engine reports beyond that
-    own      o + a*(u + q*u*(L - u/2)): its own prefill; u uncached of L prompt tokens, a seconds
-             per token of this worker, q the share of attention in it, o fixed per request
+    own      o + v*a*(u + q*u*(L - u/2)): its own prefill; u uncached of L prompt tokens, a seconds
+             per token of this worker, q the share of attention in it, o fixed per request, and
+             v = 1/n^2 for a block below which n different branches are known: one more copy of a
+             popular prefix will be used by others, so it is no reason to stay with its first holder
     others   lambda * the same prefill without o: recomputing what another worker holds delays those
-             who come after and pushes out what they would have reused
+             who come after and pushes out what they would have reused. lambda grows with the load
+             of the whole pool: an idle one can afford copies
     memory   time until enough KV is given back, if it does not fit now
     decode   how much the sequences that decode there slow each other down
     failure  p/(1-p) * (time lost + cost of the second best): chance of having to start over
@@ -21,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from gateway.routing.base import Candidate, Query, Scored
+from gateway.routing.base import Candidate, Query, Scored, WorkerView
 from gateway.routing.ties import in_order
 from shared.blocks import GRANULE
 
@@ -36,9 +39,13 @@ class CostModel:
 
     quadratic: float = 2e-5
     """q: attention's share per token of context."""
-    externality: float = 0.25
-    """lambda: what a second of prefill costs others, in seconds. Equal for all where nothing is
-    shared; else it makes a sibling wait for its leader rather than compute the same elsewhere."""
+    least: float = 0.25
+    """lambda of an idle pool. Enough that a sibling waits for its leader rather than compute the
+    same elsewhere."""
+    kappa: float = 4.0
+    """How fast lambda grows with the pool's load: as a queue does, with rho / (1 - rho)."""
+    most: float = 16.0
+    """Largest lambda, reached at a load of 0.8."""
     knee: float = 16.0
     """Sequences decoding together at which a token takes about twice as long."""
     unknown_tpot_s: float = 0.01
@@ -52,6 +59,22 @@ class CostModel:
         total = query.prompt_tokens or len(query.keys) * GRANULE
         uncached = max(0, total - candidate.matched_tokens)
         return self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
+
+    def lost_s(self, query: Query, candidate: Candidate) -> float:
+        """As :meth:`compute_s`, without the share that pays itself back."""
+        compute = self.compute_s(query, candidate)
+        if not candidate.shared_tokens or not compute:
+            return compute
+        total = query.prompt_tokens or len(query.keys) * GRANULE
+        uncached = total - candidate.matched_tokens
+        return compute * max(0.0, 1.0 - candidate.shared_tokens / uncached)
+
+    def externality(self, worker: WorkerView) -> float:
+        """lambda: what a second of prefill costs others, in seconds."""
+        idle = 1.0 - worker.pool_busy
+        if idle * self.most <= self.kappa * worker.pool_busy:
+            return self.most
+        return min(self.most, self.least + self.kappa * worker.pool_busy / idle)
 
     def own_s(self, query: Query, candidate: Candidate) -> float:
         """The request's own time to first token on an idle worker."""
@@ -75,11 +98,11 @@ class CostModel:
 
     def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
         """The named terms but ``failure``, which needs the other candidates."""
-        compute = self.compute_s(query, candidate)
+        lost = self.lost_s(query, candidate)
         return {
             "wait": candidate.worker.booked_prefill_s,
-            "own": candidate.worker.overhead_s + compute,
-            "others": self.externality * compute,
+            "own": candidate.worker.overhead_s + lost,
+            "others": self.externality(candidate.worker) * lost,
             "memory": self.memory_s(candidate),
             "decode": self.decode_s(candidate),
         }

@@ -113,6 +113,26 @@ def test_cost_grows_with_the_square_of_long_prompts() -> None:
     assert model.prefill_s(0, 1000, 1e-4) == 0.0
 
 
+def test_a_popular_prefix_is_no_reason_to_wait_for_its_holder() -> None:
+    holder = Candidate(view("holder", booked_prefill_s=0.02, inflight=1), 960)
+    for shared, expected in ((0.0, "holder"), (950.0, "idle")):
+        idle = Candidate(view("idle"), 0, shared_tokens=shared)
+        ranked = make_policies(RoutingConfig())["cost"].rank(query(), [holder, idle], Random(0))
+        assert ranked[0].candidate.worker.id == expected
+    assert CostModel().expected_ttft_s(query(), idle) > 0.1, "it still takes its time"
+
+
+def test_a_busy_pool_affords_fewer_copies() -> None:
+    for busy, expected in ((0.0, "idle"), (0.5, "holder"), (3.0, "holder")):
+        holder = Candidate(view("holder", booked_prefill_s=0.3, pool_busy=busy), 992)
+        idle = Candidate(view("idle", pool_busy=busy), 0)
+        assert first("cost", query(), holder, idle) == expected
+    model = CostModel()
+    rising = [model.externality(view("a", pool_busy=share / 100)) for share in range(200)]
+    assert rising == sorted(rising)
+    assert (rising[0], rising[-1]) == (model.least, model.most)
+
+
 def test_cost_avoids_a_worker_that_fails_and_one_without_memory() -> None:
     policy = CostPolicy(CostModel())
     shaky = Candidate(view("a", failure_rate=0.2), 0)

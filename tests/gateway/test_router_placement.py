@@ -104,6 +104,22 @@ def test_a_prefix_that_all_hold_prefers_nobody() -> None:
     assert min(counts.values()) >= 30
 
 
+def test_a_system_prompt_does_not_bind_conversations_to_its_first_holder() -> None:
+    rig = Rig()
+    system = rig.prompt(100)
+    talks = [system + rig.prompt(80) for _ in range(6)]
+    for talk in talks:
+        rig.serve(talk)
+        rig.now += 5
+    for talk in talks:
+        rig.warm("w1", talk)
+    busy = rig.router.begin(_only(rig.route(rig.prompt(40)), "w1"), rig.now, attempt=1)
+    assert rig.route(system + rig.prompt(5)).worker != "w1", "its copy is for all to come"
+    assert rig.route(talks[0] + rig.prompt(5)).worker == "w1", "what is its own is not"
+    busy.finish(ok(641, 0), rig.now)
+    assert rig.route(system + rig.prompt(5)).worker == "w1", "idle again, it is the cheapest"
+
+
 def test_siblings_follow_their_leader_before_it_has_computed() -> None:
     rig = Rig()
     shared = rig.prompt(400)

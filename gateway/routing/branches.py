@@ -1,0 +1,100 @@
+"""How many different continuations a prefix has had: its *branches*.
+
+A prefix from which many prompts went on in different ways (a system prompt, a stock document) will
+be asked for again wherever it is computed; one that only one conversation extends will not. So the
+count says how much of a recomputation is an investment rather than a loss.
+
+A branch is counted when a served prompt leaves a known prefix at a point from which another prompt
+had gone on before. A conversation that extends its own last prompt makes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.blocks import GRANULE
+from shared.types import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Popularity:
+    """How popular the granules of one prompt are: runs of equal counts, falling with depth."""
+
+    runs: tuple[tuple[int, int, float], ...] = ()
+    """(first granule, one after the last, share of a recomputation that pays itself back)."""
+
+    def shared_tokens(self, known: int) -> float:
+        """Of the tokens beyond the first ``known``: those whose recomputation pays itself back."""
+        first = known // GRANULE
+        granules = sum(
+            (end - max(start, first)) * share for start, end, share in self.runs if end > first
+        )
+        return granules * GRANULE
+
+
+NOBODY = Popularity()
+"""Of a prompt that shares nothing."""
+
+
+class Branches:
+    """Branch counts of prefixes, in bounded memory.
+
+    :param max_keys: prefixes and prompt ends kept at most, each. When there are more, all counts
+        are halved, and prefixes with only one branch more than usual are forgotten.
+    """
+
+    def __init__(self, max_keys: int) -> None:
+        self._max = max_keys
+        self._more: dict[int, int] = {}
+        """Key -> branches beyond the first. Falls along every path."""
+        self._ends: dict[int, None] = {}
+        """Last keys of served prompts from which no other prompt went on yet, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._more)
+
+    def served(self, keys: Sequence[BlockKey], known: int) -> None:
+        """A prompt was served whose first ``known`` granules had been served before."""
+        if known >= len(keys):
+            return
+        extends = known > 0 and keys[known - 1] in self._ends
+        if extends:
+            del self._ends[keys[known - 1]]
+        elif known:
+            more = self._more
+            for key in keys[:known]:
+                more[key] = more.get(key, 0) + 1
+            if len(more) > self._max:
+                self._age()
+        self._ends[keys[-1]] = None
+        if len(self._ends) > self._max:
+            del self._ends[next(iter(self._ends))]
+
+    def popularity(self, keys: Sequence[BlockKey]) -> Popularity:
+        """Of a prompt's granules. Pure."""
+        if not keys or keys[0] not in self._more:
+            return NOBODY
+        runs: list[tuple[int, int, float]] = []
+        start = 0
+        while start < len(keys):
+            more = self._more.get(keys[start], 0)
+            if not more:
+                break
+            end = self._end_of_run(keys, start, more)
+            runs.append((start, end, 1.0 - 1.0 / (more + 1) ** 2))
+            start = end
+        return Popularity(tuple(runs))
+
+    def _end_of_run(self, keys: Sequence[BlockKey], start: int, more: int) -> int:
+        low, high = start + 1, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if self._more.get(keys[middle], 0) == more:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _age(self) -> None:
+        self._more = {key: more // 2 for key, more in self._more.items() if more > 1}

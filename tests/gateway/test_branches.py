@@ -1,0 +1,92 @@
+"""What a prefix's branches and a pool's load say about recomputing."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ghosts import GhostMemory
+from gateway.routing.branches import NOBODY, Branches
+from gateway.routing.pressure import Pressure
+from shared.blocks import GRANULE
+from shared.types import BlockKey
+
+
+class Served:
+    """Branches fed as the gateway does: after each served prompt."""
+
+    def __init__(self, max_keys: int = 10_000) -> None:
+        self.ghosts = GhostMemory(100_000)
+        self.branches = Branches(max_keys)
+
+    def serve(self, keys: list[int]) -> None:
+        known = [BlockKey(key) for key in keys]
+        self.branches.served(known, self.ghosts.seen(known))
+        self.ghosts.remember(known)
+
+    def shared(self, keys: list[int], known: int = 0) -> float:
+        return self.branches.popularity([BlockKey(key) for key in keys]).shared_tokens(known)
+
+
+def test_a_conversation_that_grows_makes_no_branch() -> None:
+    served = Served()
+    talk = list(range(1, 200))
+    for turn in range(10, 200, 10):
+        served.serve(talk[:turn])
+    served.serve(talk[:100])
+    assert served.shared(talk) == 0.0
+    assert served.branches.popularity([BlockKey(7)]) is NOBODY
+
+
+def test_a_system_prompt_counts_what_goes_on_from_it() -> None:
+    served = Served()
+    system = list(range(1, 11))
+    for n in range(1, 5):
+        served.serve([*system, 100 * n, 100 * n + 1])
+        share = 1.0 - 1.0 / n**2
+        assert served.shared([*system, 999]) == pytest.approx(share * 10 * GRANULE)
+    assert served.shared([*system, 100, 101], 8 * GRANULE) == pytest.approx(30.0)
+    assert served.shared([*system, 100, 101], 10 * GRANULE) == 0.0
+    served.serve([*system, 100, 101, 102])
+    assert served.shared([*system, 999]) == pytest.approx(150.0), "a later turn adds nothing"
+
+
+def test_memory_is_bounded_and_popular_prefixes_outlive_others() -> None:
+    served = Served(max_keys=64)
+    rng = Random(3)
+    popular = [1, 2, 3]
+    for _ in range(200):
+        served.serve([*popular, rng.getrandbits(60)])
+        once = [rng.getrandbits(60) for _ in range(5)]
+        served.serve([*once, 5])
+        served.serve([*once, 6])
+        assert len(served.branches) <= 64 + 5
+    assert served.shared(popular) > 0.9 * 3 * GRANULE
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=40))
+def test_popularity_falls_along_every_path(prompts: list[list[int]]) -> None:
+    served = Served(max_keys=8)
+    for prompt in prompts:
+        chained = [hash(tuple(prompt[: at + 1])) for at in range(len(prompt))]
+        served.serve(chained)
+        runs = served.branches.popularity([BlockKey(key) for key in chained]).runs
+        shares = [share for _, _, share in runs]
+        assert shares == sorted(shares, reverse=True)
+        assert all(0.0 < share < 1.0 for share in shares)
+        assert [start for start, _, _ in runs] == [0, *(end for _, end, _ in runs)][: len(runs)]
+
+
+def test_pressure_is_the_share_of_the_pools_time() -> None:
+    pressure = Pressure()
+    assert pressure.share("m", 4, 0.0) == 0.0
+    for step in range(3000):
+        pressure.book("m", 0.2, step * 0.1)
+    assert pressure.share("m", 4, 300.0) == pytest.approx(0.5, abs=0.01)
+    assert pressure.share("m", 8, 300.0) == pytest.approx(0.25, abs=0.01)
+    assert pressure.share("other", 4, 300.0) == 0.0
+    assert pressure.share("m", 0, 300.0) == 0.0
+    assert pressure.share("m", 4, 400.0) < 0.03, "and is forgotten"
