@@ -13,7 +13,7 @@ import pytest
 from caserig import inflight, settles, shares_of
 from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, Reply, Seen, Stub, ask, chat, chunk, delta
 
-HOLD_S = 3.0
+HOLD_S = 4.0
 STREAM = [SSE_HEAD, chunk(ROLE + delta("a")), HOLD_S, chunk(STOP + DONE), END]
 
 
@@ -102,7 +102,7 @@ async def test_it_leaves_and_comes_back(stub, serve, how) -> None:
     """S1 alone also serves "only", so that requests can be sent to it."""
     workers = [await stub(("m", "only")), *[await stub(("m",)) for _ in range(3)]]
     one = workers[0]
-    served = await serve(*workers, **{"workers.health_timeout_s": 0.2})
+    served = await serve(*workers, **{"workers.health_timeout_s": 0.4})
     one.respond = lambda seen: STREAM
     running: list[asyncio.Task[Reply]] = []
 

