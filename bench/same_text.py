@@ -1,7 +1,7 @@
 """Are cached answers ever wrong? The same requests to a worker with a small pool and to one without
 a prefix cache, eight at a time: every text must be the same.
 
-    python bench/same_text.py [--model smollm2] [--requests 1000] [--kv-blocks 96]
+    python bench/same_text.py [--model smollm2] [--requests 1000] [--kv-blocks 48]
 
 Prompts share 20 beginnings of different lengths, so the small pool evicts and reuses all the time.
 """
@@ -26,7 +26,7 @@ WIDTH = 8
 def requests(count: int, seed: int) -> list[dict[str, object]]:
     """Completions with shared beginnings; every third one is sampled with a seed of its own."""
     rng = random.Random(seed)
-    families = [prose(rng, rng.randrange(5, 160)) for _ in range(20)]
+    families = [prose(rng, rng.randrange(5, 80)) for _ in range(20)]
     made = []
     for number in range(count):
         prompt = f"{rng.choice(families)} {prose(rng, rng.randrange(0, 20))}"
@@ -124,7 +124,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--kv-blocks", type=int, default=96)
+    parser.add_argument("--kv-blocks", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
     asked = parser.parse_args()
