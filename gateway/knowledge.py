@@ -146,6 +146,11 @@ class Knowledge:
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
         return Held(total, usable, promised, trust, seen, self._branches.popularity(keys))
 
+    def asked(self, query: Query, overlap: Overlap) -> None:
+        """A request begins; ``overlap`` is as it was decided."""
+        known = max(overlap.seen_tokens, overlap.available_tokens)
+        self._branches.asked(query.keys, known // GRANULE)
+
     def promise(self, query: Query, candidate: Candidate, now: float) -> Promise:
         """The prompt was booked on a worker."""
         indexed = (candidate.matched_tokens - candidate.promised_tokens) // GRANULE
@@ -161,7 +166,6 @@ class Knowledge:
 
     def served(self, member: Member, request: Served, at: float) -> None:
         """A prompt was computed and answered."""
-        self._branches.served(request.keys, self._ghosts.seen(request.keys))
         self._ghosts.remember(request.keys)
         if member.trust is Trust.EXACT or not request.keys:
             return

@@ -282,6 +282,8 @@ class Router:
         )
         self._fleet.book(member, booking)
         promise = self._knowledge.promise(query, candidate, now)
+        if attempt == 1:
+            self._knowledge.asked(query, route.overlap)
         return Attempt(route=route, number=attempt, member=member, booking=booking, promise=promise)
 
     def _expected_output(self, query: Query, pool: str) -> int:

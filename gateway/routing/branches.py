@@ -4,8 +4,9 @@ A prefix from which many prompts went on in different ways (a system prompt, a s
 be asked for again wherever it is computed; one that only one conversation extends will not. So the
 count says how much of a recomputation is an investment rather than a loss.
 
-A branch is counted when a served prompt leaves a known prefix at a point from which another prompt
-had gone on before. A conversation that extends its own last prompt makes none.
+A branch is counted when a prompt leaves a known prefix from which another one had gone on before,
+and at the request, not at its answer: a burst on a new system prompt shows at once. A conversation
+that extends its own last prompt makes none.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ class Branches:
         self._more: dict[int, int] = {}
         """Key -> branches beyond the first. Falls along every path."""
         self._ends: dict[int, None] = {}
-        """Last keys of served prompts from which no other prompt went on yet, oldest first."""
+        """Last keys of prompts from which no other prompt went on yet, oldest first."""
 
     def __len__(self) -> int:
         return len(self._more)
 
-    def served(self, keys: Sequence[BlockKey], known: int) -> None:
-        """A prompt was served whose first ``known`` granules had been served before."""
+    def asked(self, keys: Sequence[BlockKey], known: int) -> None:
+        """A prompt was asked for whose first ``known`` granules are known from prompts before."""
         if known >= len(keys):
             return
-        extends = known > 0 and keys[known - 1] in self._ends
-        if extends:
-            del self._ends[keys[known - 1]]
+        end = next((key for key in reversed(keys[:known]) if key in self._ends), None)
+        if end is not None:
+            del self._ends[end]
         elif known:
             more = self._more
             for key in keys[:known]:

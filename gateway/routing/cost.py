@@ -46,8 +46,8 @@ class CostModel:
     """How fast lambda grows with the pool's load: as a queue does, with rho / (1 - rho)."""
     most: float = 16.0
     """Largest lambda, reached at a load of 0.8."""
-    knee: float = 16.0
-    """Sequences decoding together at which a token takes about twice as long."""
+    knee: float = 8.0
+    """Sequences decoding together whose weight is that of one token's time."""
     unknown_tpot_s: float = 0.01
 
     def prefill_s(self, uncached: int, total: int, s_per_token: float) -> float:

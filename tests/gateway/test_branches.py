@@ -16,7 +16,7 @@ from shared.types import BlockKey
 
 
 class Served:
-    """Branches fed as the gateway does: after each served prompt."""
+    """Branches, and a memory of what was asked before."""
 
     def __init__(self, max_keys: int = 10_000) -> None:
         self.ghosts = GhostMemory(100_000)
@@ -24,7 +24,7 @@ class Served:
 
     def serve(self, keys: list[int]) -> None:
         known = [BlockKey(key) for key in keys]
-        self.branches.served(known, self.ghosts.seen(known))
+        self.branches.asked(known, self.ghosts.seen(known))
         self.ghosts.remember(known)
 
     def shared(self, keys: list[int], known: int = 0) -> float:
