@@ -120,6 +120,21 @@ def test_a_system_prompt_does_not_bind_conversations_to_its_first_holder() -> No
     assert rig.route(system + rig.prompt(5)).worker == "w1", "idle again, it is the cheapest"
 
 
+def test_a_burst_on_a_new_system_prompt_is_known_as_such_before_any_answer() -> None:
+    rig = Rig(workers=8)
+    system = rig.prompt(100)
+
+    def popular(route: Route) -> float:
+        return max(item.candidate.shared_tokens for item in route.order) / 1600
+
+    leases = [rig.begin(system + rig.prompt(20)) for _ in range(6)]
+    found = [popular(lease.route) for lease in leases]
+    assert found == pytest.approx([0.0, 0.0, 3 / 4, 8 / 9, 15 / 16, 24 / 25])
+    again = rig.router.begin(leases[-1].route, rig.now, attempt=2)
+    assert again.worker == leases[-1].worker
+    assert popular(rig.route(system)) == pytest.approx(35 / 36), "a retry is no new branch"
+
+
 def test_siblings_follow_their_leader_before_it_has_computed() -> None:
     rig = Rig()
     shared = rig.prompt(400)
