@@ -55,7 +55,7 @@ def redis_binary(kind: str) -> Path:
     }[kind]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.fail(f"{package} is not installed; run `make setup`")
     return next(Path(spec.origin).parent.glob(pattern))
 
 
