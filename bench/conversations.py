@@ -27,28 +27,34 @@ async def play(
     up: Cluster, count: int, turns: int, policy: str, seed: int, width: int
 ) -> list[Answer]:
     """One cell; returns every answer."""
-    rng = random.Random(f"{seed}")  # the same order of arrivals for every policy
+    rng = random.Random(f"{seed}")  # the same draws of who comes next for every policy
     text = random.Random(f"{seed}-{policy}-{count}")  # but texts of its own
     system = prose(text, 60)
     histories = [
         [{"role": "system", "content": f"{system} {prose(text, 120)}"}] for _ in range(count)
     ]
-    order = [i for i in range(count) for _ in range(turns)]
-    rng.shuffle(order)
+    remaining = [turns] * count
+    idle = set(range(count))
     answers: list[Answer] = []
-    locks = [asyncio.Lock() for _ in range(count)]
-    gate = asyncio.Semaphore(width)
 
-    async def take_turn(which: int, question: str) -> None:
-        async with locks[which], gate:
+    async def take_turns(client: httpx.AsyncClient) -> None:
+        while any(remaining):
+            ready = [i for i in sorted(idle) if remaining[i]]
+            if not ready:
+                await asyncio.sleep(0.002)
+                continue
+            which = rng.choice(ready)
+            idle.discard(which)
+            remaining[which] -= 1
             history = histories[which]
-            history.append({"role": "user", "content": question})
+            history.append({"role": "user", "content": prose(text, 20)})
             answer = await ask(client, up.url, up.model, history, max_tokens=16, policy=policy)
             history.append({"role": "assistant", "content": answer.text})
             answers.append(answer)
+            idle.add(which)
 
     async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=100)) as client:
-        await asyncio.gather(*(take_turn(i, prose(text, 20)) for i in order))
+        await asyncio.gather(*(take_turns(client) for _ in range(width)))
     return answers
 
 
