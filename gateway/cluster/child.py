@@ -57,7 +57,6 @@ class Child:
     def __init__(self, spec: ChildSpec, say: Callable[[str], None]) -> None:
         self.spec = spec
         self.is_ready = asyncio.Event()
-        self.restarts = 0
         self._say = say
         self._stop_asked = False
         self._process: asyncio.subprocess.Process | None = None
@@ -89,7 +88,6 @@ class Child:
                 raise ChildFailed(self.spec.name, code, self._last_words())
             cause = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._say(f"{self.spec.name}: died ({cause}), restarting; log: {self.spec.log}")
-            self.restarts += 1
             await asyncio.sleep(min(pause, LONGEST_PAUSE_S))
 
     async def stop(self) -> None:
