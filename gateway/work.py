@@ -16,6 +16,7 @@ from gateway.router import Lease
 from gateway.routing.base import Query
 from gateway.streaming import StreamTap
 from shared import openai
+from shared.deadline import timeout_s
 from shared.errors import BadRequest
 from shared.openai import GenerateRequest
 from shared.types import WorkerId
@@ -165,16 +166,5 @@ def _priority(headers: Mapping[str, str]) -> int:
 
 def _timeout(headers: Mapping[str, str], config: GatewayConfig) -> float:
     longest = config.workers.request_timeout_s
-    text = headers.get("x-headwater-timeout")
-    if text is None:
-        return longest
-    try:
-        wanted = float(text)
-    except ValueError:
-        wanted = -1.0
-    if not wanted > 0:
-        raise BadRequest(
-            "'x-headwater-timeout' must be a number of seconds above 0.",
-            param="x-headwater-timeout",
-        )
-    return min(wanted, longest)
+    wanted = timeout_s(headers)
+    return longest if wanted is None else min(wanted, longest)

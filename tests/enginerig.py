@@ -176,10 +176,13 @@ class Rig:
         root: bytes = ROOT,
         priority: int = 0,
         grammar: Grammar | None = None,
+        deadline: float | None = None,
     ) -> str:
         request_id = str(len(self.answers))
         self.answers[request_id] = Answer()
-        request = GenerationRequest(request_id, tuple(tokens), params, root, priority, grammar)
+        request = GenerationRequest(
+            request_id, tuple(tokens), params, root, priority, grammar, deadline
+        )
         self.loop.accept(request, request_id)
         return request_id
 

@@ -17,11 +17,11 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from shared.errors import ApiError, BadRequest, InternalError, NoCapacity
+from shared.errors import ApiError, BadRequest, DeadlineExceeded, InternalError, NoCapacity
 from shared.events import CacheEvent
 from shared.load import WorkerLoad
 from worker.detokenise import Detokenizer
-from worker.generation import Delta, EngineStats, GenerationRequest, StepRecord
+from worker.generation import LATE, Delta, EngineStats, GenerationRequest, StepRecord
 from worker.runner import Runner
 from worker.scheduler import Scheduler
 from worker.sequence import FinishReason
@@ -106,11 +106,12 @@ class Engine:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Yield deltas until one has ``finish``. Closing the iterator early aborts the request.
 
-        All errors are raised before the first delta.
+        All errors but the last are raised before the first delta.
 
         :raises BadRequest: empty prompt or token ids outside the vocabulary.
         :raises ContextLengthExceeded: the prompt can never fit.
         :raises NoCapacity: the queue is full, or the worker is shutting down.
+        :raises DeadlineExceeded: at any point, even while a step takes for ever.
         """
         self.require_servable(request.prompt_tokens)
         stream: Stream = asyncio.Queue()
@@ -118,6 +119,7 @@ class Engine:
         self._quiet.clear()
         self._submitted += 1
         ended = False
+        alarm = self._alarm(request, stream)
         try:
             self._inbox.put(lambda: self._accept(request, stream))
             self._require_alive()
@@ -129,11 +131,21 @@ class Engine:
                 ended = item.finish is not None
                 yield item
         finally:
+            if alarm is not None:
+                alarm.cancel()
             self._open.discard(request.id)
             if not self._open:
                 self._quiet.set()
             if not ended:
                 self.abort(request.id)
+
+    def _alarm(self, request: GenerationRequest, stream: Stream) -> asyncio.TimerHandle | None:
+        """Ends the stream at the deadline; the engine ends the request between two steps."""
+        if request.deadline is None:
+            return None
+        left_s = max(0.0, request.deadline - self._clock())
+        late = DeadlineExceeded(LATE)
+        return asyncio.get_running_loop().call_later(left_s, stream.put_nowait, late)
 
     def require_servable(self, prompt_tokens: Sequence[int]) -> None:
         """Raise what :meth:`generate` would raise for this prompt; for several prompts at once."""

@@ -12,6 +12,9 @@ from worker.guide import Grammar
 from worker.runner import TokenLogprob
 from worker.sequence import FinishReason, SamplingParams
 
+LATE = "The deadline passed before the answer was complete."
+"""What a client is told when its request ends with ``FinishReason.DEADLINE``."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -27,6 +30,8 @@ class GenerationRequest:
     """Lower runs first."""
     grammar: Grammar | None = None
     """What the answer must be."""
+    deadline: float | None = None
+    """When it ends unfinished (seconds of the engine's clock); None = never."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are part of the answer's text, and how; others are left out of it."""
 
@@ -83,6 +88,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Tokens computed again after a preemption."""
     decode_tokens: int = 0
     preemptions: int = 0
+    deadlines: int = 0
+    """Requests that ended because their deadline passed."""
     held_back: int = 0
     """Requests that waited for a sibling to compute their shared prefix."""
     steps: dict[str, int] = {}

@@ -60,6 +60,11 @@ class _EngineTotals(Collector):
             "Sequences that gave their blocks back and are computed again.",
             value=stats.preemptions,
         )
+        yield CounterMetricFamily(
+            "headwater_engine_deadlines",
+            "Requests ended because their deadline passed.",
+            value=stats.deadlines,
+        )
 
 
 class WorkerMetrics:

@@ -34,5 +34,7 @@ class Counters:
     decode_tokens: int = 0
     """Sampled tokens."""
     preemptions: int = 0
+    deadlines: int = 0
+    """Sequences that ended because their deadline passed."""
     held_back: int = 0
     """Times a request was made to wait for a sibling to compute their shared prefix."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shared.errors import ApiError, InternalError, NoCapacity
-from worker.generation import Delta
+from shared.errors import ApiError, DeadlineExceeded, InternalError, NoCapacity
+from worker.generation import LATE, Delta
 from worker.runner import TokenLogprob
 from worker.sequence import FinishReason
 from worker.tokentext import TokenText
@@ -24,6 +24,8 @@ def failure(delta: Delta) -> ApiError | None:
     """The error a last delta stands for, if it ended in anything but an answer."""
     if delta.finish is FinishReason.ERROR:
         return InternalError(delta.error or "The engine failed while it generated this answer.")
+    if delta.finish is FinishReason.DEADLINE:
+        return DeadlineExceeded(LATE)
     if delta.finish is FinishReason.ABORT:
         return NoCapacity("The server is stopping and could not finish this answer.")
     return None

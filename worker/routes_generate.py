@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from shared.deadline import timeout_s
 from shared.errors import ApiError, InternalError
 from shared.openai import GenerateRequest, RouteKind, error_body, parse
 from shared.render import Renderer, prompts_of
@@ -75,8 +76,9 @@ class GenerateRoutes:
 
     async def _serve(self, request: web.Request, kind: RouteKind) -> web.StreamResponse:
         self._service.serving()
+        deadline = self._deadline(request)
         call = parse(kind, await read_body(request, self._limit))
-        job = await self._job(call)
+        job = await self._job(call, deadline)
         # Reading and encoding take time: the engine may have begun to drain meanwhile.
         engine = self._service.serving().engine
         for sequence in job.sequences[:: job.ask.n]:
@@ -85,7 +87,12 @@ class GenerateRoutes:
             return await _stream(request, engine, job)
         return await _whole(engine, job)
 
-    async def _job(self, call: GenerateRequest) -> Job:
+    def _deadline(self, request: web.Request) -> float | None:
+        """When the client stops waiting; reading and encoding count as well."""
+        wanted = timeout_s(request.headers)
+        return None if wanted is None else self._service.clock() + wanted
+
+    async def _job(self, call: GenerateRequest, deadline: float | None) -> Job:
         loaded = self._service.loaded()
         model = self._service.model_name(call.model)
         ask = read_ask(call, loaded.limits)
@@ -102,6 +109,7 @@ class GenerateRoutes:
             echoes = _echoes(call, loaded.renderer) if ask.echo else ()
             shape = CompletionShape(head, loaded.tokens, n=ask.n, echoes=echoes)
         sequences = self._sequences(response_id, ask, prompts, loaded)
+        sequences = tuple(replace(sequence, deadline=deadline) for sequence in sequences)
         return Job(ask, shape, await _in_form(ask, loaded, sequences))
 
     def _sequences(

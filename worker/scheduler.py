@@ -21,12 +21,14 @@ from heapq import merge
 from shared.errors import ContextLengthExceeded, NoCapacity
 from shared.load import WorkerLoad
 from shared.paging import BlockPool
+from worker.deadlines import Deadlines
 from worker.outcome import Counters, TokenOut
 from worker.pace import Pace
 from worker.runner import Chunk, StepPlan, StepResult
 from worker.seqblocks import SequenceBlocks
 from worker.sequence import FinishReason, Phase, Sequence
 from worker.siblings import Siblings
+from worker.verdict import verdict
 
 MIN_CHUNK = 16
 """Prefill tokens that a step gets whatever its time budget says."""
@@ -58,6 +60,7 @@ class Scheduler:
         self._blocks = SequenceBlocks(pool)
         self._running: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # by rank
+        self._deadlines = Deadlines()
         self._step = 0
         self._arrivals = 0
         self.counters = Counters()
@@ -92,6 +95,7 @@ class Scheduler:
         self._sequences[seq.id] = seq
         self._blocks.enrol(seq)
         self._blocks.match(seq)
+        self._deadlines.add(seq)
         insort(self._waiting, seq, key=_rank)
 
     def abort(self, seq_id: str) -> Sequence | None:
@@ -106,8 +110,18 @@ class Scheduler:
         if self._running.pop(seq_id, None) is None:
             self._waiting.remove(seq)
         self._blocks.dismiss(seq)
+        self._deadlines.discard(seq)
         seq.phase, seq.finish, seq.held_by = Phase.FINISHED, reason, None
         return seq
+
+    def expire(self, now: float) -> list[Sequence]:
+        """End the sequences whose deadline has passed, wherever they are, and free their blocks.
+
+        :param now: monotonic seconds.
+        """
+        late = [self.finish(each, FinishReason.DEADLINE) for each in self._deadlines.due(now)]
+        self.counters.deadlines += len(late)
+        return [seq for seq in late if seq is not None]
 
     def plan(self) -> StepPlan | None:
         """Chunks of the next step; None if nothing can be computed, which means nothing is here."""
@@ -298,25 +312,10 @@ class Scheduler:
                 self.finish(seq.id, FinishReason.ERROR)
                 return TokenOut(seq, None, finish=FinishReason.ERROR)
         seq.tokens.append(token)
-        finish, stop_token = self._verdict(seq, token)
+        finish, stop_token = verdict(seq, self._eos, self.max_len)
         if finish is not None:
             self.finish(seq.id, finish)
         return TokenOut(seq, token, result.logprobs.get(seq.id), finish, stop_token)
-
-    def _verdict(self, seq: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
-        """Whether the newest token ends the sequence. Stop strings are found by the detokenizer."""
-        params = seq.params
-        ended = seq.guide is not None and seq.guide.ended
-        eos = token in self._eos and (ended or not params.ignore_eos)
-        if (eos or token in params.stop_token_ids) and (
-            ended or seq.output_len >= params.min_tokens
-        ):
-            return FinishReason.STOP, token
-        if ended:
-            return FinishReason.STOP, None
-        if seq.output_len >= params.max_tokens or len(seq.tokens) >= self.max_len:
-            return FinishReason.LENGTH, None
-        return None, None
 
     def check(self) -> None:
         """Prove the invariants between two steps; raises AssertionError. O(pool + sequences)."""
@@ -325,6 +324,9 @@ class Scheduler:
             raise AssertionError("the queue is out of order")
         if len(self._sequences) != len(self._running) + len(self._waiting):
             raise AssertionError("a sequence is lost")
+        timed = sum(seq.deadline is not None for seq in self._sequences.values())
+        if len(self._deadlines) != timed:
+            raise AssertionError("a deadline is lost")
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

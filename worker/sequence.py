@@ -13,12 +13,13 @@ from worker.guide import Guide
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended; the values are the wire's, but for ``ABORT`` and ``ERROR``."""
+    """Why a sequence ended; ``STOP`` and ``LENGTH`` are the wire's values."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 class Phase(StrEnum):
@@ -125,6 +126,8 @@ class Sequence:
     arrived: float
     priority: int = 0
     """Lower runs first."""
+    deadline: float | None = None
+    """It ends unfinished at this time (monotonic seconds); None = never."""
     guide: Guide | None = None
     """Where in its grammar the answer is, as far as it is committed."""
     phase: Phase = Phase.WAITING

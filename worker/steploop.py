@@ -94,6 +94,7 @@ class StepLoop(Generic[Target]):
             scope_root=request.scope_root,
             arrived=now,
             priority=request.priority,
+            deadline=request.deadline,
             guide=None if request.grammar is None else request.grammar.start(),
         )
         try:
@@ -111,8 +112,14 @@ class StepLoop(Generic[Target]):
         if self.scheduler.abort(request_id) is not None:
             self._end(self._answers.pop(request_id), FinishReason.ABORT)
 
+    def expire(self) -> None:
+        """End the requests whose deadline has passed; their blocks are free when this returns."""
+        for seq in self.scheduler.expire(self._clock()):
+            self._end(self._answers.pop(seq.id), FinishReason.DEADLINE)
+
     def step(self) -> bool:
         """One forward pass; False if there was nothing to compute."""
+        self.expire()
         plan = self.scheduler.plan()
         if plan is None:
             if not self.scheduler.idle:
@@ -163,6 +170,7 @@ class StepLoop(Generic[Target]):
             prefill_recomputed_tokens=counters.recomputed_tokens,
             decode_tokens=counters.decode_tokens,
             preemptions=counters.preemptions,
+            deadlines=counters.deadlines,
             held_back=counters.held_back,
         )
 

@@ -16,12 +16,12 @@ PURE = """
     gateway/index/holdings.py gateway/index/redis.py gateway/index/replica.py gateway/index/stats.py
     gateway/index/table.py gateway/knowledge.py gateway/learn.py gateway/lease.py gateway/member.py
     gateway/outcomes.py gateway/promises.py gateway/records.py gateway/router.py gateway/tally.py
-    shared/blocks.py shared/checks.py shared/errors.py shared/events.py shared/freelist.py
-    shared/jsonsplice.py shared/load.py shared/openai.py shared/paging.py shared/pagingevents.py
-    shared/rediskeys.py shared/sse.py shared/types.py worker/config.py worker/detokenise.py
-    worker/guide.py worker/lark.py worker/pace.py worker/runner.py worker/scheduler.py
-    worker/seqblocks.py worker/sequence.py worker/siblings.py worker/structured.py worker/toolask.py
-    worker/toolformat.py worker/toolread.py
+    shared/blocks.py shared/checks.py shared/deadline.py shared/errors.py shared/events.py
+    shared/freelist.py shared/jsonsplice.py shared/load.py shared/openai.py shared/paging.py
+    shared/pagingevents.py shared/rediskeys.py shared/sse.py shared/types.py worker/config.py
+    worker/deadlines.py worker/detokenise.py worker/guide.py worker/lark.py worker/pace.py
+    worker/runner.py worker/scheduler.py worker/seqblocks.py worker/sequence.py worker/siblings.py
+    worker/structured.py worker/toolask.py worker/toolformat.py worker/toolread.py worker/verdict.py
 """.split()
 PURE_FOLDERS = ("gateway/routing", "gateway/engines")
 FORBIDDEN = {
