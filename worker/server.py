@@ -26,6 +26,7 @@ from worker.admin import admin_app, check_exposure
 from worker.build import Model, assemble, check_model, check_redis, load_model, served_names
 from worker.config import WorkerConfig
 from worker.eventlog import EventLog
+from worker.httpserver import runner_of
 from worker.publish import RedisPublisher
 from worker.routes_generate import GenerateRoutes
 from worker.routes_meta import MetaRoutes
@@ -37,8 +38,6 @@ OPEN_PATHS = ("/health", "/ready", "/metrics")
 """What needs no key."""
 LAST_WRITES_S = 2.0
 """After the drain, how long a response may take to write what it already has."""
-MAX_FIELD = 32_768
-"""Longest header, as in the gateway, which passes them on."""
 BACKLOG = 1024
 EXIT_SECOND_SIGNAL = 128 + signal.SIGTERM
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -62,7 +61,7 @@ class WorkerServer:
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
         self._stopping = asyncio.Event()
-        self._runners: list[web.AppRunner] = []
+        self._runners: list[web.ServerRunner] = []
         self._log = structlog.get_logger("worker.server")
 
     async def run(self) -> int:
@@ -126,14 +125,7 @@ class WorkerServer:
         return app
 
     async def _open(self, app: web.Application, host: str, port: int, key: str) -> int:
-        runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=LAST_WRITES_S,
-            max_field_size=MAX_FIELD,
-        )
-        await runner.setup()
+        runner = await runner_of(app, LAST_WRITES_S)
         self._runners.append(runner)
         site = web.TCPSite(runner, host or None, port, backlog=BACKLOG)
         try:

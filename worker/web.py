@@ -134,7 +134,8 @@ async def refuse_browsers(request: web.Request, handler: Handler) -> web.StreamR
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
-    """The body of a JSON request; raises 415 for another content type and 413 beyond ``limit``."""
+    """The body of a JSON request; raises 415 for another content type or an encoding, and 413
+    beyond ``limit``."""
     declared = request.headers.get("Content-Type")
     kind = request.content_type.lower()
     is_json = kind in ("application/json", "text/json") or kind.endswith("+json")
@@ -142,9 +143,14 @@ async def read_body(request: web.Request, limit: int) -> bytes:
         raise UnsupportedMediaType(
             f"The content type must be application/json, not {kind[:64]!r}.", param="content-type"
         )
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"The content encoding {encoding[:64]!r} is not supported.", param="content-encoding"
+        )
     if request.content_length is not None and request.content_length > limit:
         raise PayloadTooLarge(f"The request body is larger than {limit} bytes.")
     try:
         return await request.read()
     except web.RequestPayloadError:
-        raise BadRequest("The body's framing or encoding is broken.") from None
+        raise BadRequest("The body's framing is broken.") from None
