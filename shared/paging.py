@@ -5,7 +5,7 @@ A block is in exactly one state:
     free       no contents
     private    held by one sequence, which writes it; nobody else can find it
     sealed     its contents are complete and it is a node of the tree; refs >= 1 in use, 0 cached
-    detached   was sealed when the cache was cleared; its holders go on reading, nobody finds it
+    detached   was sealed when it was forgotten; its holders go on reading, nobody finds it
 
 A node is reached from its parent (or a scope's root) by the *exact bytes* of the block, so whoever
 matches has the same tokens by construction; no hash is trusted. Whoever holds a block holds its
@@ -205,6 +205,30 @@ class BlockPool:
         self._journal.cleared()
         return freed
 
+    def forget(self, block: int) -> None:
+        """Make a block and all below it unfindable, because its contents cannot be trusted.
+
+        Holders keep theirs until they release them; what nobody holds is free. Nothing happens to a
+        block that is not in the tree.
+        """
+        top = self._nodes[block]
+        if top is None:
+            return
+        self._unlink(top)
+        below = [block]
+        for each in below:  # grows while it is walked: parents before children
+            below.extend((self._node(each).children or {}).values())
+        for each in reversed(below):
+            node = self._node(each)
+            self._nodes[each] = None
+            if node.key is not None:
+                self._journal.removed(node.key)
+            if self._refs[each]:
+                self._detached.add(each)
+            else:
+                del self._cached[each]
+                self._free.put(each)
+
     def drain_events(self) -> list[CacheEvent]:
         """What happened to announced blocks since the last call, in order."""
         return self._journal.drain()
@@ -232,15 +256,19 @@ class BlockPool:
         del self._cached[block]
         node = self._node(block)
         self._nodes[block] = None
+        self._unlink(node)
+        if node.key is not None:
+            self._journal.removed(node.key)
+        self._free.put(block)
+
+    def _unlink(self, node: _Node) -> None:
+        """Take a node out of its parent's children."""
         del node.siblings[node.unit]
         if not node.siblings:
             if node.parent is None:
                 del self._roots[node.root]
             else:
                 self._node(node.parent).children = None
-        if node.key is not None:
-            self._journal.removed(node.key)
-        self._free.put(block)
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError. O(pool)."""

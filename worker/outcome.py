@@ -19,6 +19,8 @@ class TokenOut:
     finish: FinishReason | None = None
     stop_token: int | None = None
     """``token``, if it ended the sequence as end or stop token."""
+    error: str | None = None
+    """Why, if ``finish`` is ``ERROR``."""
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from worker.guide import Guide, without
@@ -90,12 +91,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled token per sequence id, for exactly the chunks with ``sample``."""
+    """Sampled token per sequence id, for exactly the chunks with ``sample`` that did not fail."""
 
     tokens: dict[str, int]
     logprobs: dict[str, TokenLogprob]
     seconds: float
     """Wall time of the pass."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Why, per sequence id that the model produced nothing usable for. The other sequences of the
+    step are sound, since none reads another's."""
 
 
 class Runner(Protocol):

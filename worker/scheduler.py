@@ -142,6 +142,9 @@ class Scheduler:
             seq = self._running.get(chunk.seq_id)
             if seq is None:
                 continue  # aborted while the step ran
+            if seq.id in result.failed:
+                outs.append(self._spoilt(seq, result.failed[seq.id]))
+                continue
             seq.computed += len(chunk.tokens)
             self._blocks.seal(seq)
             self._count(seq, chunk)
@@ -152,7 +155,8 @@ class Scheduler:
     def fail(self, plan: StepPlan) -> list[TokenOut]:
         """End the sequences of a step that was lost; what it wrote was never sealed."""
         ended = (self.finish(chunk.seq_id, FinishReason.ERROR) for chunk in plan.chunks)
-        return [TokenOut(seq, None, finish=seq.finish) for seq in ended if seq is not None]
+        lost = "the step that computed this answer failed"
+        return [TokenOut(seq, None, finish=seq.finish, error=lost) for seq in ended if seq]
 
     def load(self) -> WorkerLoad:
         """Counts and measured rates. O(sequences)."""
@@ -304,13 +308,20 @@ class Scheduler:
         else:
             self.counters.computed_tokens += len(chunk.tokens)
 
+    def _spoilt(self, seq: Sequence, why: str) -> TokenOut:
+        """End a sequence that the model can do nothing with."""
+        self._blocks.distrust(seq)
+        self.finish(seq.id, FinishReason.ERROR)
+        return TokenOut(seq, None, finish=FinishReason.ERROR, error=why)
+
     def _append(self, seq: Sequence, result: StepResult) -> TokenOut:
         token = result.tokens[seq.id]
+        seq.proven = seq.computed
         if seq.guide is not None:
             seq.guide.advance(token)
             if seq.guide.error is not None:
                 self.finish(seq.id, FinishReason.ERROR)
-                return TokenOut(seq, None, finish=FinishReason.ERROR)
+                return TokenOut(seq, None, finish=FinishReason.ERROR, error=seq.guide.error)
         seq.tokens.append(token)
         finish, stop_token = verdict(seq, self._eos, self.max_len)
         if finish is not None:

@@ -86,11 +86,18 @@ class SequenceBlocks:
             )
         seq.sealed = full
 
+    def distrust(self, seq: Sequence) -> None:
+        """Nobody shall find what a sequence with spoilt KV holds. Where the fault is within what
+        no good sample has read, is not known; it may have come from the cache."""
+        first = seq.proven // self._size
+        if first < seq.sealed:
+            self.pool.forget(seq.blocks[first])
+
     def give_back(self, seq: Sequence) -> None:
         """Release its blocks; sealed ones stay reusable."""
         self.pool.release(seq.blocks)
         seq.blocks = []
-        seq.computed = seq.sealed = 0
+        seq.computed = seq.sealed = seq.proven = 0
 
     def check(self, running: list[Sequence], waiting: list[Sequence]) -> None:
         """Prove that tables and pool agree; raises AssertionError."""

@@ -137,6 +137,8 @@ class Sequence:
     """Prompt tokens taken from the cache at first admission; None before it."""
     blocks: list[int] = field(default_factory=list)
     sealed: int = 0
+    proven: int = 0
+    """Leading tokens whose KV a good sample has read: at least these are not spoilt."""
     finish: FinishReason | None = None
     preemptions: int = 0
     order: int = 0

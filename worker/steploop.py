@@ -229,7 +229,7 @@ class StepLoop(Generic[Target]):
             prompt_tokens=out.seq.prompt_len,
             output_tokens=out.seq.output_len,
             stop_reason=reason,
-            error=_why(out.seq) if finish is FinishReason.ERROR else None,
+            error=out.error,
         )
         self._outgoing.append((answer.target, delta))
         if finish is not None:
@@ -258,10 +258,3 @@ class StepLoop(Generic[Target]):
         self._outgoing.append(
             (target, NoCapacity("this worker is shutting down", retry_after_s=1.0))
         )
-
-
-def _why(seq: Sequence) -> str:
-    guide = seq.guide
-    if guide is not None and guide.error is not None:
-        return guide.error
-    return "the step that computed this answer failed"

@@ -129,6 +129,22 @@ class PoolMachine(RuleBasedStateMachine):
         for holder in self.live:
             holder.detached = holder.sealed > 0
 
+    @rule(holder=holders, depth=st.integers(0, 6))
+    def forget(self, holder: Holder, depth: int) -> None:
+        """What is distrusted, and all below it, is found no more; its holders keep theirs."""
+        if holder not in self.live or depth >= len(holder.blocks):
+            return
+        root, path, block = holder.root, tuple(holder.units[: depth + 1]), holder.blocks[depth]
+        self.pool.forget(block)
+        if self.tree.get((root, path)) != block:
+            return  # it was not in the tree
+        for known, other in list(self.tree):
+            if known == root and other[: depth + 1] == path:
+                del self.tree[known, other]
+        for each in self.live:
+            if each.root == root and tuple(each.units[: depth + 1]) == path:
+                each.detached |= each.sealed > depth
+
     @rule()
     def drain(self) -> None:
         self.events += self.pool.drain_events()

@@ -155,10 +155,11 @@ class TorchRunner:
         sampled = [chunk for chunk in plan.chunks if chunk.sample]
         try:
             with torch.inference_mode():
-                tokens, logprobs = self._sampler.sample(self.logits(plan), sampled)
+                chosen = self._sampler.sample(self.logits(plan), sampled)
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunnerError(f"step of {plan.n_tokens} tokens failed: {error}") from error
-        return StepResult(tokens, logprobs, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return StepResult(chosen.tokens, chosen.logprobs, seconds, chosen.failed)
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Forward alone: logits ``[S, V]`` of the chunks that sample, in plan order. Writes KV."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import torch
 from torch import Tensor
 
-from worker.runner import Chunk, RunnerError, TokenLogprob
+from worker.runner import Chunk, TokenLogprob
 from worker.sequence import SamplingParams
 
 _SHORTLIST = 1024
@@ -24,6 +25,20 @@ _COLDEST = 1e-6
 """Lower temperatures choose the same token and would overflow float32."""
 
 
+NOT_NUMBERS = "the model produced logits that are not numbers"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was chosen, all per sequence id."""
+
+    tokens: dict[str, int]
+    logprobs: dict[str, TokenLogprob]
+    """Where asked for."""
+    failed: dict[str, str]
+    """Why nothing was."""
+
+
 class Sampler:
     """Chooses tokens. ``rng`` serves the requests that name no seed."""
 
@@ -31,26 +46,32 @@ class Sampler:
         self._eos = eos_token_ids
         self._rng = rng
 
-    def sample(
-        self, logits: Tensor, chunks: Sequence[Chunk]
-    ) -> tuple[dict[str, int], dict[str, TokenLogprob]]:
-        """Token, and where asked for log-probabilities, per sequence id.
-
-        ``logits`` ``[S, V]``, a row per chunk. Raises ``RunnerError`` if they are not numbers.
-        """
+    def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> Sampled:
+        """Choose for ``logits`` ``[S, V]``, a row per chunk; one that is no number fails alone."""
         if not chunks:
-            return {}, {}
+            return Sampled({}, {}, {})
         adjusted = self._adjust(logits, chunks)
         best, picked = adjusted.max(-1)
-        if bool(best.isnan().any()):
-            raise RunnerError("the model produced logits that are not numbers")
+        raw = best if adjusted is logits else logits.amax(-1)  # a mask may hide what is no number
+        good = ((raw < torch.inf) & (best < torch.inf)).tolist()
+        if not all(good):
+            return self._without_failed(logits, chunks, good)
         random_rows = [row for row, chunk in enumerate(chunks) if not chunk.params.greedy]
         if random_rows:
             drawn = self._draw(adjusted[random_rows], [chunks[row] for row in random_rows])
             picked[random_rows] = drawn
         tokens = picked.tolist()
         ids = [chunk.seq_id for chunk in chunks]
-        return dict(zip(ids, tokens, strict=True)), _logprobs(logits, tokens, chunks)
+        return Sampled(dict(zip(ids, tokens, strict=True)), _logprobs(logits, tokens, chunks), {})
+
+    def _without_failed(
+        self, logits: Tensor, chunks: Sequence[Chunk], good: Sequence[bool]
+    ) -> Sampled:
+        sound = [row for row, fine in enumerate(good) if fine]
+        rest = self.sample(logits[sound], [chunks[row] for row in sound])
+        pairs = zip(chunks, good, strict=True)
+        failed = {chunk.seq_id: NOT_NUMBERS for chunk, fine in pairs if not fine}
+        return Sampled(rest.tokens, rest.logprobs, failed)
 
     def _adjust(self, logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """Logits after bias, minimum length and penalties; the given ones if no row asks."""

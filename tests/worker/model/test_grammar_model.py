@@ -199,7 +199,8 @@ def test_only_what_the_mask_holds_is_ever_chosen(size: int, temperature: float) 
         rows[:, 300:] = 100.0  # padding that is no token
     for _ in range(20):
         chunks = [chunk("g", params, "[a-c]"), chunk("f", params, None), chunk("h", params, "q")]
-        tokens, logprobs = sampler.sample(rows.clone()[: len(chunks)], chunks)
+        chosen = sampler.sample(rows.clone()[: len(chunks)], chunks)
+        tokens, logprobs = chosen.tokens, chosen.logprobs
         assert chr(tokens["g"]) in "abc"
         assert tokens["h"] == ord("q")
         if size < 320:
@@ -223,5 +224,5 @@ def test_ends_wait_for_min_tokens_unless_the_grammar_leaves_nothing_else() -> No
         (SamplingParams(temperature=0.0, min_tokens=4, stop_token_ids=(97,)), "a", 97),
         (SamplingParams(temperature=0.0, min_tokens=4, stop_token_ids=(97,)), "a|b", 98),
     ):
-        tokens, _ = sampler.sample(row, [chunk("x", params, source)])
+        tokens = sampler.sample(row, [chunk("x", params, source)]).tokens
         assert tokens["x"] == expected, (params, source)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.model.sampler import Sampler
-from worker.runner import Chunk, RunnerError
+from worker.model.sampler import NOT_NUMBERS, Sampled, Sampler
+from worker.runner import Chunk
 from worker.sequence import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ def chunk_of(
 
 
 def sample(logits: Tensor, *chunks: Chunk, rng: Random | None = None) -> list[int]:
-    tokens, _ = Sampler(frozenset({EOS}), rng or Random(1)).sample(logits, chunks)
+    tokens = Sampler(frozenset({EOS}), rng or Random(1)).sample(logits, chunks).tokens
     return [tokens[chunk.seq_id] for chunk in chunks]
 
 
@@ -46,12 +46,33 @@ def test_greedy_takes_the_best(dtype: torch.dtype) -> None:
 
 
 def test_no_chunk_no_token() -> None:
-    assert Sampler(frozenset(), Random()).sample(torch.empty(0, 5), []) == ({}, {})
+    assert Sampler(frozenset(), Random()).sample(torch.empty(0, 5), []) == Sampled({}, {}, {})
 
 
-def test_logits_that_are_not_numbers_are_an_error() -> None:
-    with pytest.raises(RunnerError, match="not numbers"):
-        sample(torch.tensor([[0.0, math.nan, 1]]), chunk_of(temperature=0))
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_are_not_numbers_fail_alone(bad: float, dtype: torch.dtype) -> None:
+    large = torch.finfo(dtype).max
+    rows = torch.tensor([[0.0, bad, 1], [0, 3, 1], [bad, bad, bad], [2, 1, large]], dtype=dtype)
+    settings = [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 1},
+        {"temperature": 1, "seed": 1, "top_p": 0.5},
+        {"temperature": 0, "repetition_penalty": 1.5},
+    ]
+    chunks = [chunk_of(str(row), **params) for row, params in enumerate(settings)]
+    chosen = Sampler(frozenset({EOS}), Random(1)).sample(rows, chunks)
+    assert chosen.tokens == {"1": 1, "3": 2}
+    assert set(chosen.logprobs) == {"1"}
+    assert chosen.failed == {"0": NOT_NUMBERS, "2": NOT_NUMBERS}
+
+
+def test_a_row_is_looked_at_before_anything_hides_a_part_of_it() -> None:
+    """The minimum length forbids the one token whose logit is no number."""
+    row = torch.tensor([[0.0, 1, 1, 1, 1]])
+    row[0, EOS] = math.nan
+    chosen = Sampler(frozenset({EOS}), Random(1)).sample(row, [chunk_of(min_tokens=3)])
+    assert (chosen.tokens, set(chosen.failed)) == ({}, {chunk_of().seq_id})
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -174,7 +195,8 @@ def test_logprobs_are_the_models_own() -> None:
         chunk_of("c", temperature=0, logprobs=0),
     )
     rows = torch.cat([logits, logits[:1]])
-    tokens, logprobs = Sampler(frozenset(), Random()).sample(rows, chunks)
+    chosen = Sampler(frozenset(), Random()).sample(rows, chunks)
+    tokens, logprobs = chosen.tokens, chosen.logprobs
     plain = logits[0].log_softmax(-1)
     assert tokens["a"] == 1
     assert set(logprobs) == {"a", "c"}

@@ -40,8 +40,8 @@ def test_rounding_noise_does_not_change_a_seeded_draw(params: dict[str, float]) 
         # error of a hidden state moves all logits together, so it moves a cumulative sum past many.
         logits = torch.randn(ROWS, VOCABULARY, generator=source) * 1.5
         noisy = logits * (1 + 1e-4 * torch.randn(ROWS, 1, generator=source))
-        first, _ = sampler.sample(logits, chunks(seed, **params))
-        second, _ = sampler.sample(noisy, chunks(seed, **params))
+        first = sampler.sample(logits, chunks(seed, **params)).tokens
+        second = sampler.sample(noisy, chunks(seed, **params)).tokens
         changed += sum(first[row] != second[row] for row in first)
     assert changed <= 1, f"{changed} of {20 * ROWS} draws changed"
 
@@ -60,7 +60,7 @@ def test_draws_follow_the_distribution() -> None:
         )
         for row in range(4000)
     ]
-    drawn, _ = sampler.sample(logits, asked)
+    drawn = sampler.sample(logits, asked).tokens
     share = [sum(token == wanted for token in drawn.values()) / 4000 for wanted in range(4)]
     for seen, expected in zip(share, logits[0].softmax(-1).tolist(), strict=True):
         assert abs(seen - expected) < 0.03
@@ -69,7 +69,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_neighbours_and_their_number_do_not_matter() -> None:
     sampler = Sampler(frozenset(), Random(5))
     logits = torch.randn(ROWS, 1000, generator=torch.Generator().manual_seed(2))
-    together, _ = sampler.sample(logits, chunks(1))
+    together = sampler.sample(logits, chunks(1)).tokens
     for row, chunk in enumerate(chunks(1)):
-        alone, _ = sampler.sample(logits[row : row + 1], [chunk])
+        alone = sampler.sample(logits[row : row + 1], [chunk]).tokens
         assert alone[chunk.seq_id] == together[chunk.seq_id]
