@@ -61,7 +61,7 @@ READS = frozenset({*OPEN, MODELS, MODEL})
 OTHER = "other"
 """Label of all paths that are no route."""
 
-_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)

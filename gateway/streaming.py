@@ -133,10 +133,10 @@ class StreamTap:
         if value.get("usage") is not None and not self._running_usage:
             self.usage = read_usage(value) or self.usage
             if not choices:
-                self._usage_event = raw
+                self._usage_event = raw if choices == [] else _usage_event(value)
                 return
-            if self._usage_event is None:
-                self._usage_event = _usage_event(value)
+            # A running count, maybe: the latest is the total.
+            self._usage_event = _usage_event(value)
             raw = sse.encode(_without_usage(text))
         elif self._running_usage:
             self.usage = read_usage(value) or self.usage

@@ -73,11 +73,13 @@ class Work:
 def generation(
     inbound: Inbound, request: GenerateRequest, prompt: Prompt | None, config: GatewayConfig
 ) -> Work:
-    """A chat or text completion. Usage is asked for even if the client did not."""
+    """A chat or text completion. Usage is asked for even if the client did not, and the limit is
+    given by both of its names."""
     prompt = prompt or Prompt()
     headers = inbound.headers
     session = headers.get("x-headwater-session") or request.session or ""
     ask = request.stream and not request.include_usage
+    limited = openai.with_limit(request)
     return Work(
         inbound=inbound,
         query=Query(
@@ -94,7 +96,7 @@ def generation(
         path=inbound.route,
         # The stream and the usage are read on the way, so they must not come packed.
         headers=_outgoing(inbound, config, "identity"),
-        body=openai.with_usage(request.raw) if ask else request.raw,
+        body=openai.with_usage(limited) if ask else limited,
         policy=_policy(headers, config),
         timeout_s=_timeout(headers, config),
         show=config.listen.headers,

@@ -122,7 +122,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return decoded
 
 
-# --- asking for usage, reading usage, errors ---------------------------------------------------
+# --- edits for workers, reading usage, errors ----------------------------------------------------
 
 
 def usage_edits(raw: bytes) -> list[Edit]:
@@ -140,6 +140,17 @@ def usage_edits(raw: bytes) -> list[Edit]:
 def with_usage(raw: bytes) -> bytes:
     """``raw``, a body that passed :func:`parse`, asking for the usage event."""
     return apply(raw, usage_edits(raw))
+
+
+def with_limit(request: GenerateRequest) -> bytes:
+    """The body with the limit of the answer under its older name as well.
+
+    Engines that know only ``max_tokens`` would go on to the end of their context.
+    """
+    limit = request.max_tokens
+    if limit is None or limit == request.fields.get("max_tokens"):
+        return request.raw
+    return apply(request.raw, set_member(request.raw, "max_tokens", str(limit).encode()))
 
 
 class Usage(msgspec.Struct, frozen=True):
