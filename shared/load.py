@@ -10,6 +10,19 @@ MAX_ID = 256
 """Longest worker id."""
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """A LoRA adapter that a worker answers to."""
+
+    name: str
+    revision: str = ""
+    """Digest of its files: other weights under an old name are another adapter. Empty = unknown."""
+
+    @property
+    def scope(self) -> str:
+        """What enters the hash scope; never empty. A revision holds no ``@``."""
+        return f"{self.name}@{self.revision}"
+
+
 class WorkerInfo(msgspec.Struct, frozen=True):
     """Identity and capabilities: ``GET /headwater/info``, and the registration in Redis."""
 
@@ -30,7 +43,10 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     prefix_cache: bool = True
     event_feed: bool = True
     """It publishes cache events."""
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[AdapterInfo, ...] = ()
+    """Adapters of the model, each of which it answers to by name."""
+    revision: int = 0
+    """Grows with each change of what is said here while the worker runs."""
     version: str = ""
 
     def fault(self) -> str | None:
@@ -62,6 +78,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     """Measured rate of one sequence while decoding; 0 = not measured yet."""
     draining: bool = False
     uptime_s: float = 0.0
+    info_revision: int = 0
+    """``WorkerInfo.revision``: whoever knows another one has to ask again."""
 
     @property
     def blocks_free(self) -> int:

@@ -1,4 +1,4 @@
-"""The admin listener: what the cache holds, and emptying it."""
+"""The admin listener: what the cache holds, emptying it, and the adapters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aiohttp.typedefs import Middleware
 
 from shared.errors import ConfigError
 from worker.config import ServeConfig
+from worker.routes_adapters import AdapterRoutes
 from worker.service import Service
 from worker.web import (
     echo_request_id,
@@ -91,4 +92,5 @@ def admin_app(service: Service) -> web.Application:
     routes = AdminRoutes(service)
     app.router.add_get("/admin/cache", routes.cache)
     app.router.add_post("/admin/cache/flush", routes.flush)
+    AdapterRoutes(service).add_to(app)
     return app

@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import PurePath
@@ -26,6 +26,8 @@ from shared.paging import BlockPool
 from shared.rediskeys import RedisKeys
 from shared.render import Renderer, TokenizerBundle, byte_bundle
 from shared.types import WorkerId
+from worker.adapters import Adapters, named_folders, read_all
+from worker.adapterstore import ReadAdapter
 from worker.config import WorkerConfig
 from worker.detokenise import Detokenizer
 from worker.engine import Engine
@@ -55,6 +57,8 @@ class Model:
 
     runner: Runner
     bundle: TokenizerBundle
+    adapters: tuple[tuple[str, str, ReadAdapter], ...] = ()
+    """Installed ones: name, folder, and what was read there."""
 
 
 def served_names(config: WorkerConfig) -> tuple[str, ...]:
@@ -98,8 +102,10 @@ def load_model(config: WorkerConfig, progress: Callable[[str], None] | None = No
 
     ``progress`` is told in one line about anything that takes long; by default it is logged.
     """
+    folders = adapter_folders(config)
     if config.model.path == FAKE:
-        return _fake_model(config)
+        fake = _fake_model(config)
+        return replace(fake, adapters=read_all(fake.runner.adapters, folders))
     limit_threads(config.model.threads, os.environ)
     try:
         from worker.model.runner import TorchRunner
@@ -108,7 +114,13 @@ def load_model(config: WorkerConfig, progress: Callable[[str], None] | None = No
     log = structlog.get_logger("worker.load")
     tell = progress or (lambda text: log.info("loading", step=text))
     runner = TorchRunner.load(config.model, config.cache, progress=tell)
-    return Model(runner, runner.bundle)
+    return Model(runner, runner.bundle, read_all(runner.adapters, folders))
+
+
+def adapter_folders(config: WorkerConfig) -> dict[str, str]:
+    """Adapters to load at start: folders by name. Raises ``ConfigError``."""
+    model = config.model
+    return named_folders(model.lora_modules, served_names(config), model.max_loras)
 
 
 def assemble(
@@ -129,12 +141,22 @@ def assemble(
         service.metrics.on_step,
     )
     engine.start()
+    adapters = Adapters(
+        runner.adapters,
+        engine,
+        taken=service.names,
+        limit=config.model.max_loras,
+        wall=service.wall,
+    )
+    for name, folder, read in model.adapters:
+        adapters.adopt(name, folder, read)
     pool_tokens = runner.n_blocks * runner.block_size
     limit = min(runner.max_model_len, pool_tokens)
     tokens = TokenText(renderer.tokenizer)
     template = model.bundle.tool_template or model.bundle.chat_template
     loaded = Loaded(
         engine=engine,
+        adapters=adapters,
         renderer=renderer,
         bundle=model.bundle,
         tokens=tokens,
@@ -189,6 +211,7 @@ def _fake_model(config: WorkerConfig) -> Model:
         max_model_len=config.model.max_model_len or FAKE_MODEL_LEN,
         prefill_s_per_token=config.fake.prefill_us_per_token / 1e6,
         decode_s_per_step=config.fake.decode_ms_per_step / 1e3,
+        max_lora_rank=config.model.max_lora_rank,
     )
     runner = FakeRunner(fake, sleep=time.sleep, clock=time.monotonic, rng=random.Random())
     return Model(runner, bundle)

@@ -45,6 +45,10 @@ def worker(
     max_batch_tokens: Annotated[int | None, typer.Option(help="Token budget of a step.")] = None,
     max_step_ms: Annotated[float | None, typer.Option(help="Time budget of a step.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Sequences that run at once.")] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="Adapter to load, NAME=DIR; may be repeated.")
+    ] = None,
+    max_loras: Annotated[int | None, typer.Option(help="Adapters served at once.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")
@@ -59,6 +63,8 @@ def worker(
         "model.dtype": dtype,
         "model.max_model_len": max_model_len,
         "model.threads": threads,
+        "model.lora_modules": lora or None,
+        "model.max_loras": max_loras,
         "serve.host": host,
         "serve.port": port,
         "serve.admin_host": admin_host,

@@ -37,6 +37,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Folder for converted models; empty is XDG_CACHE_HOME/headwater.")
     ] = ""
     max_model_len: Annotated[Whole, doc("Longest prompt + answer; 0 takes the model's own.")] = 0
+    lora_modules: Annotated[
+        tuple[str, ...], doc("LoRA adapters to load at start, each NAME=DIR; see lora.md.")
+    ] = ()
+    max_loras: Annotated[
+        Whole, doc("Adapters served at the same time, hot-loaded ones included; 0 = none.")
+    ] = 8
+    max_lora_rank: Annotated[Count, doc("Largest rank of an adapter.")] = 64
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -210,6 +210,13 @@ class Engine:
         self._require_alive()
         return await asyncio.wrap_future(future)
 
+    def post(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on the engine thread between two steps, after what was posted before.
+
+        Not at all once the engine has ended.
+        """
+        self._inbox.put(function)
+
     async def flush_cache(self) -> None:
         """Forget all cached blocks; running requests keep theirs, which nobody matches any more."""
         await self.call(self._scheduler.pool.clear)

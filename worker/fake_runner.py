@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from worker.adapterfiles import read_folder
+from worker.adapterstore import ReadAdapter
 from worker.guide import allows
 from worker.runner import Chunk, RunnerError, StepPlan, StepResult, TokenLogprob
 from worker.sequence import SamplingParams
@@ -46,6 +48,40 @@ class FakeModel:
     """An answer ends after so many tokens on average; 0 = only at its limit."""
     prefill_s_per_token: float = 0.0
     decode_s_per_step: float = 0.0
+    max_lora_rank: int = 64
+
+
+class FakeAdapters:
+    """Implements ``worker.adapterstore.AdapterStore``: real folders, of which only the digest
+    counts. Tokens differ from adapter to adapter, and KV too."""
+
+    def __init__(self, max_rank: int) -> None:
+        self._max_rank = max_rank
+        self.installed: dict[str, ReadAdapter] = {}
+
+    def read(self, folder: str) -> ReadAdapter:
+        """Config and fingerprint are checked as for a real model, shapes are not."""
+        files = read_folder(folder, self._max_rank)
+        spec = files.spec
+        return ReadAdapter(
+            files.revision, spec.max_rank(), len(files.weights), spec.base_model_name_or_path or ""
+        )
+
+    def install(self, scope: str, adapter: ReadAdapter) -> None:
+        """Make it usable."""
+        self.installed[scope] = adapter
+
+    def remove(self, scope: str) -> None:
+        """Let it go."""
+        del self.installed[scope]
+
+    def seed(self, scope: str) -> bytes:
+        """What it mixes into the KV of each token. Raises ``RunnerError`` if it is not there."""
+        if not scope:
+            return b""
+        if scope not in self.installed:
+            raise RunnerError(f"adapter {scope} is not installed")
+        return self.installed[scope].revision.encode()
 
 
 class FakeRunner:
@@ -69,6 +105,7 @@ class FakeRunner:
         self._clock = clock
         self._rng = rng
         self._slots = bytearray(model.n_blocks * model.block_size * SLOT)
+        self.adapters = FakeAdapters(model.max_lora_rank)
 
     @property
     def n_blocks(self) -> int:
@@ -141,9 +178,11 @@ class FakeRunner:
 
     def _write(self, chunk: Chunk, before: bytes) -> None:
         size = self.block_size
+        seed = self.adapters.seed(chunk.adapter)
         for offset, token in enumerate(chunk.tokens):
             position = chunk.start + offset
             what = before + token.to_bytes(4, "little") + position.to_bytes(4, "little")
+            what += seed
             before = xxhash.xxh3_64_digest(what)
             slot = (chunk.blocks[position // size] * size + position % size) * SLOT
             self._slots[slot : slot + SLOT] = before

@@ -28,6 +28,8 @@ class GenerationRequest:
     """Chain root (16 B) from ``shared.blocks.Scope.root``: KV is shared only within it."""
     priority: int = 0
     """Lower runs first."""
+    adapter: str = ""
+    """Scope of the adapter that answers; ``scope_root`` is made with it."""
     grammar: Grammar | None = None
     """What the answer must be."""
     deadline: float | None = None

@@ -78,23 +78,30 @@ class GenerateRoutes:
         self._service.serving()
         deadline = self._deadline(request)
         call = parse(kind, await read_body(request, self._limit))
-        job = await self._job(call, deadline)
-        # Reading and encoding take time: the engine may have begun to drain meanwhile.
-        engine = self._service.serving().engine
-        for sequence in job.sequences[:: job.ask.n]:
-            engine.require_servable(sequence.prompt_tokens)
-        if job.ask.stream:
-            return await _stream(request, engine, job)
-        return await _whole(engine, job)
+        loaded, model = self._service.loaded(), self._service.model_name(call.model)
+        adapter = self._service.adapter(model)
+        # From here to its end the request counts as the adapter's: it may be unloaded meanwhile.
+        with loaded.adapters.using(adapter):
+            scope = "" if adapter is None else adapter.info.scope
+            job = await self._job(call, model, scope, deadline)
+            # Reading and encoding take time: the engine may have begun to drain meanwhile.
+            engine = self._service.serving().engine
+            for sequence in job.sequences[:: job.ask.n]:
+                engine.require_servable(sequence.prompt_tokens)
+            if job.ask.stream:
+                return await _stream(request, engine, job)
+            return await _whole(engine, job)
 
     def _deadline(self, request: web.Request) -> float | None:
         """When the client stops waiting; reading and encoding count as well."""
         wanted = timeout_s(request.headers)
         return None if wanted is None else self._service.clock() + wanted
 
-    async def _job(self, call: GenerateRequest, deadline: float | None) -> Job:
+    async def _job(
+        self, call: GenerateRequest, model: str, adapter: str, deadline: float | None
+    ) -> Job:
+        """``adapter``: its scope; empty is the model itself."""
         loaded = self._service.loaded()
-        model = self._service.model_name(call.model)
         ask = read_ask(call, loaded.limits)
         self._service.note_unknown(ask.unknown)
         prompts = (await encode_request(loaded.renderer, call)).prompts
@@ -108,17 +115,18 @@ class GenerateRoutes:
         else:
             echoes = _echoes(call, loaded.renderer) if ask.echo else ()
             shape = CompletionShape(head, loaded.tokens, n=ask.n, echoes=echoes)
-        sequences = self._sequences(response_id, ask, prompts, loaded)
+        sequences = self._sequences(response_id, ask, prompts, adapter)
         sequences = tuple(replace(sequence, deadline=deadline) for sequence in sequences)
         return Job(ask, shape, await _in_form(ask, loaded, sequences))
 
     def _sequences(
-        self, response_id: str, ask: Ask, prompts: Sequence[Sequence[int]], loaded: Loaded
+        self, response_id: str, ask: Ask, prompts: Sequence[Sequence[int]], adapter: str
     ) -> tuple[GenerationRequest, ...]:
-        scope_root = self._service.scope_root(ask.salt)
+        limits = self._service.loaded().limits
+        scope_root = self._service.scope_root(ask.salt, adapter)
         sequences: list[GenerationRequest] = []
         for prompt in prompts:
-            room = with_room(ask, len(prompt), loaded.limits)
+            room = with_room(ask, len(prompt), limits)
             for choice in range(ask.n):
                 params = replace(ask.params, max_tokens=room)
                 if params.seed is not None and choice:
@@ -126,7 +134,9 @@ class GenerateRoutes:
                     params = replace(params, seed=(params.seed + choice) & (2**63 - 1))
                 sequence_id = f"{response_id}-{len(sequences)}"
                 sequences.append(
-                    GenerationRequest(sequence_id, prompt, params, scope_root, ask.priority)
+                    GenerationRequest(
+                        sequence_id, prompt, params, scope_root, ask.priority, adapter=adapter
+                    )
                 )
         return tuple(sequences)
 

@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from shared.errors import BadRequest, ModelNotFound
 from shared.openai import GenerateRequest, RouteKind, decode_object, parse
 from shared.render import Encoded, Renderer
+from worker.adapters import Adapter
 from worker.fields import Fields
 from worker.service import Service
 from worker.web import json_response, read_body
@@ -57,13 +58,18 @@ class MetaRoutes:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """All names the worker answers to."""
+        """All names the worker answers to: the model's, then its adapters'."""
         data = [self._card(name) for name in self._service.names]
+        if not self._service.loading:
+            data += map(self._adapter_card, self._service.loaded().adapters.served())
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: web.Request) -> web.Response:
         """One of them."""
         name = request.match_info["id"]
+        adapter = self._service.adapter(name)
+        if adapter is not None:
+            return json_response(self._adapter_card(adapter))
         if name not in self._service.names:
             raise ModelNotFound(f"The model {name[:128]!r} does not exist.", param="model")
         return json_response(self._card(name))
@@ -77,9 +83,18 @@ class MetaRoutes:
             "root": self._service.names[0],
             "parent": None,
         }
-        if "loading model" not in self._service.reasons():
+        if not self._service.loading:
             card["max_model_len"] = self._service.info().max_model_len
         return card
+
+    def _adapter_card(self, adapter: Adapter) -> dict[str, Any]:
+        """As vLLM has it: ``root`` is where it came from, ``parent`` what it belongs to."""
+        return {
+            **self._card(adapter.info.name),
+            "created": int(adapter.loaded_at),
+            "root": adapter.path,
+            "parent": self._service.names[0],
+        }
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """vLLM's form: ``prompt`` or ``messages`` in, ``tokens`` and their ``count`` out."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from worker.adapterstore import AdapterStore
 from worker.guide import Guide, without
 from worker.sequence import SamplingParams
 
@@ -33,6 +34,8 @@ class Chunk:
     prompt_len: int = 0
     output_len: int = 0
     """Tokens generated so far: the step counter of a seeded random stream."""
+    adapter: str = ""
+    """Scope of the adapter whose weights are added (``shared.load.AdapterInfo.scope``)."""
     guide: Guide | None = None
     """Asked by the runner once the forward pass is under way, so that a device need not wait."""
 
@@ -128,6 +131,11 @@ class Runner(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer unless ``ignore_eos``."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterStore:
+        """LoRA adapters that chunks may name."""
         ...
 
     def run(self, plan: StepPlan) -> StepResult:

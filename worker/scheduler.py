@@ -244,6 +244,7 @@ class Scheduler:
                 context=tuple(seq.tokens) if seq.params.penalised else (),
                 prompt_len=seq.prompt_len,
                 output_len=seq.output_len,
+                adapter=seq.adapter,
                 guide=seq.guide,
             )
         )

@@ -128,6 +128,8 @@ class Sequence:
     """Lower runs first."""
     deadline: float | None = None
     """It ends unfinished at this time (monotonic seconds); None = never."""
+    adapter: str = ""
+    """Scope of the adapter that answers."""
     guide: Guide | None = None
     """Where in its grammar the answer is, as far as it is committed."""
     phase: Phase = Phase.WAITING

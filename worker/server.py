@@ -23,7 +23,15 @@ from aiohttp.typedefs import Middleware
 from shared.errors import ConfigError
 from shared.types import WorkerId
 from worker.admin import admin_app, check_exposure
-from worker.build import Model, assemble, check_model, check_redis, load_model, served_names
+from worker.build import (
+    Model,
+    adapter_folders,
+    assemble,
+    check_model,
+    check_redis,
+    load_model,
+    served_names,
+)
 from worker.config import WorkerConfig
 from worker.eventlog import EventLog
 from worker.httpserver import runner_of
@@ -58,6 +66,7 @@ class WorkerServer:
         check_exposure(config.serve)
         check_redis(config.redis.url)
         check_model(config.model.path)
+        adapter_folders(config)
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
         self._stopping = asyncio.Event()

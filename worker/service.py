@@ -15,8 +15,9 @@ import structlog
 
 from shared.blocks import Scope
 from shared.errors import ModelNotFound, NoCapacity
-from shared.load import WorkerInfo, WorkerLoad
+from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
 from shared.render import Renderer, TokenizerBundle
+from worker.adapters import Adapter, Adapters
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.eventlog import Contents, EventLog
@@ -41,6 +42,7 @@ class Loaded:
     """Everything that exists only once the model is in memory."""
 
     engine: Engine
+    adapters: Adapters
     renderer: Renderer
     bundle: TokenizerBundle
     tokens: TokenText
@@ -48,6 +50,7 @@ class Loaded:
     speech: ToolSpeech
     limits: Limits
     info: WorkerInfo
+    """As of the start; :meth:`Service.info` has the adapters of the moment."""
 
 
 class Service:
@@ -68,9 +71,15 @@ class Service:
         self.log: EventLog | None = None
         self.redis_up: Callable[[], bool] | None = None
         self._loaded: Loaded | None = None
+        self._info: WorkerInfo | None = None
         self._draining = False
         self._unknown: set[str] = set()
         self._logger = structlog.get_logger("worker.service")
+
+    @property
+    def loading(self) -> bool:
+        """Whether the model is not in memory yet."""
+        return self._loaded is None
 
     @property
     def draining(self) -> bool:
@@ -79,7 +88,10 @@ class Service:
 
     def become_ready(self, loaded: Loaded, log: EventLog) -> None:
         """The model is loaded and the engine runs."""
-        self._loaded, self.log = loaded, log
+        self._loaded, self.log, self._info = loaded, log, loaded.info
+        loaded.adapters.changed = self._tell_adapters
+        if loaded.adapters.served():
+            self._tell_adapters()
 
     def drain(self) -> None:
         """Refuse new work from now on; what runs goes on."""
@@ -123,29 +135,38 @@ class Service:
         return self.log
 
     def model_name(self, asked: str | None) -> str:
-        """The name to answer under; a request without one means the only model there is."""
+        """The name to answer under; a request without one means the model itself."""
         if not asked:
             return self.names[0]
-        if asked not in self.names:
+        if asked not in self.names and self.adapter(asked) is None:
+            names = [*self.names, *(adapter.name for adapter in self._adapters())]
             raise ModelNotFound(
-                f"The model {asked[:128]!r} does not exist; served here: {', '.join(self.names)}.",
+                f"The model {asked[:128]!r} does not exist; served here: {', '.join(names)}.",
                 param="model",
             )
         return asked
 
-    def scope_root(self, salt: str) -> bytes:
-        """Chain root of this model under a salt (16 bytes)."""
-        scope = Scope(model=self.names[0], tokenizer=self.info().tokenizer, salt=salt)
+    def adapter(self, name: str) -> Adapter | None:
+        """The adapter that answers to a name; None for the model itself, and while it loads."""
+        if self._loaded is None or name in self.names:
+            return None
+        return self._loaded.adapters.get(name)
+
+    def scope_root(self, salt: str, adapter: str = "") -> bytes:
+        """Chain root (16 bytes) of this model with an adapter (its scope) under a salt."""
+        scope = Scope(self.names[0], self.info().tokenizer, adapter=adapter, salt=salt)
         return scope.root(self.config.deployment.hash_key)
 
     def load(self) -> WorkerLoad:
         """How busy the worker is."""
         load = self.loaded().engine.load()
-        return msgspec.structs.replace(load, draining=self._draining)
+        return msgspec.structs.replace(
+            load, draining=self._draining, info_revision=self.info().revision
+        )
 
     def info(self) -> WorkerInfo:
-        """Who the worker is."""
-        return self.loaded().info
+        """Who the worker is, and which adapters it has now."""
+        return self._info or self.loaded().info
 
     def able(self) -> bool:
         """Whether the engine lives and makes progress, draining or not."""
@@ -167,6 +188,15 @@ class Service:
         if fresh and len(self._unknown) < UNKNOWN_NAMES:
             self._unknown |= fresh
             self._logger.warning("unknown_request_fields_ignored", fields=sorted(fresh)[:16])
+
+    def _adapters(self) -> tuple[AdapterInfo, ...]:
+        return () if self._info is None else self._info.adapters
+
+    def _tell_adapters(self) -> None:
+        """Other adapters are served than before: whoever asks who this worker is learns it."""
+        info, loaded = self.info(), self.loaded()
+        served = tuple(adapter.info for adapter in loaded.adapters.served())
+        self._info = msgspec.structs.replace(info, adapters=served, revision=info.revision + 1)
 
     def _stats(self) -> EngineStats | None:
         return None if self._loaded is None else self._loaded.engine.stats()

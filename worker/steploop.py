@@ -95,6 +95,7 @@ class StepLoop(Generic[Target]):
             arrived=now,
             priority=request.priority,
             deadline=request.deadline,
+            adapter=request.adapter,
             guide=None if request.grammar is None else request.grammar.start(),
         )
         try:

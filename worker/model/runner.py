@@ -20,6 +20,7 @@ from worker.model.attention import ATTENTION, may_use_varlen, register
 from worker.model.batch import build_batch
 from worker.model.fetch import Progress
 from worker.model.kvcache import KvPool, bytes_per_block
+from worker.model.lora import LoraStore, grouped
 from worker.model.sampler import Sampler
 from worker.model.selfcheck import check_against_plain
 from worker.model.support import Unsupported
@@ -55,6 +56,7 @@ class TorchRunner:
         *,
         threads: int = 0,
         rng: Random | None = None,
+        max_lora_rank: int = 64,
     ) -> None:
         register()
         self._loaded = loaded
@@ -66,6 +68,7 @@ class TorchRunner:
         self._varlen = may_use_varlen(loaded.device, list(self._pool.layers.values()))
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
+        self.adapters = LoraStore(loaded.model, max_lora_rank)
 
     @classmethod
     def load(
@@ -83,11 +86,14 @@ class TorchRunner:
             progress=progress,
         )
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
-        runner = cls(loaded, n_blocks, cache.block_size, threads=threads)
+        rank = model.max_lora_rank
+        runner = cls(loaded, n_blocks, cache.block_size, threads=threads, max_lora_rank=rank)
         try:
             runner.check()
         except Unsupported as error:
             raise ConfigError("model.path", model.path, f"not supported: {error}") from error
+        if model.max_loras:
+            runner.adapters.survey(runner.logits, runner.block_size, runner.n_blocks)
         return runner
 
     def check(self) -> None:
@@ -152,6 +158,7 @@ class TorchRunner:
         """Compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole."""
         started = time.perf_counter()
         self._adopt_thread()
+        plan = grouped(plan)
         sampled = [chunk for chunk in plan.chunks if chunk.sample]
         try:
             with torch.inference_mode():
@@ -166,7 +173,8 @@ class TorchRunner:
         batch = build_batch(plan, self._pool, self._loaded.device, paged=self._varlen)
         self.counts.views += batch.views
         self.counts.gathers += len(batch.spans) - batch.views
-        return self._loaded.forward(batch)
+        with self.adapters.applied(plan, batch):
+            return self._loaded.forward(batch)
 
     def forget(self, seq_id: str) -> None:
         """Nothing is kept per sequence: a seeded draw is a function of seed and position."""
