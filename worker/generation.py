@@ -28,14 +28,14 @@ class GenerationRequest:
     """Chain root (16 B) from ``shared.blocks.Scope.root``: KV is shared only within it."""
     priority: int = 0
     """Lower runs first."""
-    adapter: str = ""
-    """Scope of the adapter that answers; ``scope_root`` is made with it."""
     grammar: Grammar | None = None
     """What the answer must be."""
     deadline: float | None = None
     """When it ends unfinished (seconds of the engine's clock); None = never."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are part of the answer's text, and how; others are left out of it."""
+    adapter: str = ""
+    """Scope of the adapter that answers; ``scope_root`` is made with it."""
 
 
 @dataclass(frozen=True, slots=True)
