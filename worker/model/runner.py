@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Self
 
 import structlog
 import torch
@@ -73,7 +74,7 @@ class TorchRunner:
     @classmethod
     def load(
         cls, model: ModelConfig, cache: CacheConfig, progress: Progress = lambda _: None
-    ) -> TorchRunner:
+    ) -> Self:
         """Load, check and size everything. Raises ``ConfigError`` with the reason."""
         threads = model.threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(threads)

@@ -1,0 +1,150 @@
+"""Measuring the real model: time in forward, bounds of the machine, a model's arithmetic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.benchmark import NO_TIME, Meter, ModelShape, Spent
+from worker.model.batch import StepBatch
+from worker.model.kvcache import KvPool
+from worker.model.runner import TorchRunner
+from worker.model.weights import LoadedModel
+
+READ_BYTES = 512 << 20
+"""Larger than any cache."""
+GEMM_SIZE = 2048
+_NOISE_SLOTS = 8192
+
+
+def clock() -> Spent:
+    """This moment."""
+    return Spent(time.perf_counter(), time.process_time())
+
+
+@dataclass(slots=True)
+class ForwardTime:
+    """Time spent in forward passes so far."""
+
+    spent: Spent = NO_TIME
+
+
+@dataclass(frozen=True)
+class TimedModel(LoadedModel):
+    """A model that adds up the time of its forward passes; it waits for the device after each."""
+
+    time: ForwardTime = field(default_factory=ForwardTime, kw_only=True)
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """As the base class."""
+        started = clock()
+        logits = LoadedModel.forward(self, batch)
+        _wait(logits.device)
+        self.time.spent += clock() - started
+        return logits
+
+
+class TimedRunner(TorchRunner):
+    """A runner that knows how long its forward passes took, and what its model looks like."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        n_blocks: int,
+        block_size: int,
+        *,
+        threads: int = 0,
+        rng: Random | None = None,
+    ) -> None:
+        facts = {item.name: getattr(loaded, item.name) for item in fields(LoadedModel)}
+        timed = TimedModel(**facts)
+        super().__init__(timed, n_blocks, block_size, threads=threads, rng=rng)
+        self.time = timed.time
+        self.shape = shape_of(loaded)
+        self.device, self.dtype, self.source = loaded.device, loaded.dtype, loaded.source
+
+    def forward(self) -> Spent:
+        """Time spent in forward passes so far."""
+        return self.time.spent
+
+    def write_noise(self, n_blocks: int) -> None:
+        """Random KV in the first ``n_blocks`` blocks, so that reading them costs what KV costs."""
+        write_noise(self.pool, n_blocks, self.device)
+
+
+def write_noise(pool: KvPool, n_blocks: int, device: torch.device) -> None:
+    """Untouched memory is all one page of zeros, which a CPU reads from its cache."""
+    slots = n_blocks * pool.block_size
+    for layer in pool.layers.values():
+        spec, size = layer.spec, min(slots, _NOISE_SLOTS)
+        shape = (spec.kv_heads, size)
+        keys = torch.randn(*shape, spec.key_dim, device=device).to(spec.dtype)
+        values = torch.randn(*shape, spec.value_dim, device=device).to(spec.dtype)
+        for start in range(0, slots, size):
+            end = min(start + size, slots)
+            places = torch.arange(start, end, device=device)
+            layer.write(places, keys[:, : end - start], values[:, : end - start])
+
+
+def shape_of(loaded: LoadedModel) -> ModelShape | None:
+    """Sizes of a dense model; None for a mixture of experts, where a token uses some weights."""
+    model: Any = loaded.model
+    text = model.config.get_text_config(decoder=True)
+    if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
+        return None
+    head = model.get_output_embeddings()
+    outside = {id(t) for part in (model.get_input_embeddings(), head) for t in _matrices(part)}
+    body = sum(t.numel() for t in _matrices(model) if id(t) not in outside)
+    q_heads = text.num_attention_heads
+    width = sum(q_heads * (spec.key_dim + spec.value_dim) for spec in loaded.layers.values()) // 2
+    kv_bytes = sum(spec.bytes_per_token for spec in loaded.layers.values())
+    return ModelShape(body, loaded.vocab_size * text.hidden_size, width, kv_bytes)
+
+
+def _matrices(module: Any) -> list[Tensor]:
+    """Weights that are matrices, quantised ones included."""
+    return [t for t in (*module.parameters(), *module.buffers()) if t.ndim == 2]
+
+
+def read_bandwidth(device: torch.device, meter: Meter = "wall", repeats: int = 5) -> float:
+    """Bytes a second that this many threads read from memory: the best of a sum and a product."""
+    data = torch.ones(READ_BYTES // 4 // 1024, 1024, device=device)
+    vector = torch.ones(1024, device=device)
+    best = min(
+        _fastest(data.sum, device, meter, repeats),
+        _fastest(lambda: data @ vector, device, meter, repeats),
+    )
+    return READ_BYTES / best
+
+
+def gemm_rate(
+    device: torch.device, dtype: torch.dtype, meter: Meter = "wall", repeats: int = 3
+) -> float:
+    """Floating-point operations a second of a product of two large square matrices."""
+    a, b = (torch.ones(GEMM_SIZE, GEMM_SIZE, device=device, dtype=dtype) for _ in range(2))
+    return 2.0 * GEMM_SIZE**3 / _fastest(lambda: a @ b, device, meter, repeats)
+
+
+def _fastest(work: Callable[[], Tensor], device: torch.device, meter: Meter, repeats: int) -> float:
+    """Seconds of the fastest repetition after one that is not counted."""
+    best = float("inf")
+    with torch.inference_mode():
+        for number in range(repeats + 1):
+            _wait(device)
+            started = clock()
+            work()
+            _wait(device)
+            if number:
+                best = min(best, (clock() - started).by(meter))
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
