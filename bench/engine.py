@@ -34,10 +34,11 @@ from bench.engine_peers import throughput
 from bench.engine_pool import bandwidth
 from bench.engine_report import Row, show
 from bench.engine_stall import stalls
-from worker.benchmark import Meter, Probe
 from worker.config import CacheConfig, ModelConfig
+from worker.drive import Meter
 from worker.model.fetch import cache_root
 from worker.model.measure import TimedRunner, clock, gemm_rate, read_bandwidth
+from worker.probe import Probe
 
 BLOCKS = 1600
 """Of 16 tokens: 1.2 GB of KV memory."""

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from bench.engine_report import Contest, Row
-from worker.benchmark import Meter, ModelShape, Probe
+from worker.drive import Meter
+from worker.probe import ModelShape, Probe
 
 TOTAL, CACHED = 2048, 2000
 

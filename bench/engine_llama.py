@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine_report import Contest, Row
-from worker.benchmark import Meter, Probe, Sample, Spent
+from worker.drive import Meter, Spent
+from worker.probe import Probe, Sample
 
 SCRIPT = Path(__file__).with_name("llama_peer.py")
 CONTEXT, STEPS = 512, 12

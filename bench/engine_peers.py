@@ -16,8 +16,9 @@ import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from bench.engine_report import Contest, Row
-from worker.benchmark import Drive, Meter, Probe, Spent
+from worker.drive import Drive, Meter, Spent
 from worker.model.measure import clock
+from worker.probe import Probe
 
 LOW, HIGH = 17, 49_000
 PAGE, BUDGET, PAGES = 16, 512, 1200

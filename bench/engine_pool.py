@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from bench.engine_report import Row
-from worker.benchmark import NO_TIME, Answer, Drive, Meter, ModelShape, Probe, Spent
+from worker.drive import NO_TIME, Answer, Drive, Meter, Spent
 from worker.model.attention import ATTENTION, paged_attention, register
 from worker.model.measure import clock
+from worker.probe import ModelShape, Probe
 
 HISTORY = 1500
 """Requests that come and go before the measurement."""

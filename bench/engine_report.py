@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from worker.benchmark import NO_TIME, Meter, Spent
+from worker.drive import NO_TIME, Meter, Spent
 
 Status = Literal["goal", "met", "missed", "not measured", "shown"]
 FILE_WIDTH = 170

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.engine_report import Row
-from worker.benchmark import Meter, Probe, Spent
+from worker.drive import Meter, Spent
+from worker.probe import Probe
 
 PROMPT, NEIGHBOURS, CONTEXT = 2048, 4, 512
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048)

@@ -1,301 +1,232 @@
-"""What the engine does per second, measured through scheduler, pool and step loop, without HTTP.
-
-Nothing here knows the time or a model: clocks and runner come from outside
-(``worker/model/measure.py``). Prompts are random tokens, so nothing is shared that was not meant
-to be.
-"""
+"""``headwater worker --benchmark``: what this worker does a second on this machine, no server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from random import Random
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from shared.errors import ApiError
-from shared.paging import BlockPool
-from worker.detokenise import Detokenizer
-from worker.generation import Delta, GenerationRequest
-from worker.runner import Runner, StepPlan, StepResult
-from worker.scheduler import Scheduler
-from worker.sequence import SamplingParams
-from worker.steploop import StepLoop
+import msgspec
+from rich.console import Console
+from rich.table import Table
 
-SCOPE = bytes(16)
-FIRST_TOKEN = 17
-"""Random prompts use ids from here on: the first ids of most vocabularies are special."""
-UNLIMITED = 1 << 30
+from worker.probe import UNTIMED, ModelShape, Probe, Sample
+from worker.runner import Runner
+
+BUSY = 0.9
+"""Below this share of one core per thread, other work on the machine spoils the figures."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds of wall clock and of this process's CPU; a moment or the time between two."""
+class Sizes:
+    """What is measured, as far as the pool and the model's longest sequence permit."""
 
-    wall: float
-    cpu: float
+    prefills: tuple[int, ...] = (128, 512, 2048)
+    batches: tuple[int, ...] = (1, 4, 16, 64)
+    context: int = 512
+    steps: int = 8
+    reuse: tuple[int, int] = (2048, 2000)
+    """Tokens of a prompt, and how many of them are in the cache."""
+    repeats: int = 3
+    """The best counts."""
 
-    def __sub__(self, other: Spent) -> Spent:
-        return Spent(self.wall - other.wall, self.cpu - other.cpu)
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.wall + other.wall, self.cpu + other.cpu)
-
-    def by(self, meter: Meter) -> float:
-        """The seconds on one of the two."""
-        return self.wall if meter == "wall" else self.cpu
-
-
-NO_TIME = Spent(0.0, 0.0)
-Meter = Literal["wall", "cpu"]
-"""CPU seconds are the steadier meter for one thread on a busy machine; a GPU needs the wall."""
-Clock = Callable[[], Spent]
+    def blocks(self, block_size: int) -> int:
+        """Blocks in which everything fits."""
+        decodes = (_decode_blocks(batch, self, block_size) for batch in self.batches)
+        prompts = (_prompt_blocks(n, block_size) for n in self.prefills)
+        return max(*decodes, *prompts, _reuse_blocks(self.reuse, block_size))
 
 
-class SwitchedRunner:
-    """A runner that can be told to pretend, so that sequences get to a context without computing.
+class Bounds(msgspec.Struct, frozen=True):
+    """What the machine gives to so many threads."""
 
-    While ``computing`` is off a step takes no time, writes no KV and answers a fixed token. What
-    the sequences attend to afterwards is whatever the KV memory holds: right for timing only.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.computing = True
-        self.pretended_s_per_token = 0.0
-        """What a pretended step reports as its duration, so that a time budget learns a pace."""
-        self.latest = StepPlan(())
-        """The step that ran last."""
-
-    n_blocks = property(lambda self: self._runner.n_blocks)
-    block_size = property(lambda self: self._runner.block_size)
-    max_model_len = property(lambda self: self._runner.max_model_len)
-    vocab_size = property(lambda self: self._runner.vocab_size)
-    eos_token_ids = property(lambda self: self._runner.eos_token_ids)
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """As the runner, or a fixed token for each chunk that samples."""
-        self.latest = plan
-        if self.computing:
-            return self._runner.run(plan)
-        token = min(FIRST_TOKEN, self.vocab_size - 1)
-        tokens = {chunk.seq_id: token for chunk in plan.chunks if chunk.sample}
-        return StepResult(tokens, {}, plan.n_tokens * self.pretended_s_per_token)
-
-    def forget(self, seq_id: str) -> None:
-        """As the runner."""
-        self._runner.forget(seq_id)
-
-    def close(self) -> None:
-        """As the runner."""
-        self._runner.close()
+    read_bytes_per_s: float
+    gemm_flop_per_s: float
 
 
-@dataclass(slots=True)
-class Answer:
-    """One request as its client would see it."""
-
-    id: str
-    tokens: list[int] = field(default_factory=list)
-    at: list[Spent] = field(default_factory=list)
-    """When each token was handed on."""
-    cached: int = 0
-    """Prompt tokens that came from the cache."""
-    ended: bool = False
-
-    @property
-    def longest_gap(self) -> Spent:
-        """The longest time between two tokens, by wall clock and by CPU."""
-        gaps = [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
-        return Spent(max(gap.wall for gap in gaps), max(gap.cpu for gap in gaps))
-
-
-class Drive:
-    """A fresh pool, scheduler and step loop over a runner, stepped by hand.
-
-    :param decode: token ids to text; ``None`` gives no text.
-    :param blocks: size of the pool; by default all blocks of the runner.
-    :param step_ms: time budget of a step beside decodes; 0 = none.
-    """
-
-    def __init__(
-        self,
-        runner: Runner,
-        clock: Clock,
-        decode: Callable[[Sequence[int]], str] | None = None,
-        *,
-        budget: int = 512,
-        running: int = 64,
-        blocks: int | None = None,
-        step_ms: float = 0.0,
-        caching: bool = True,
-    ) -> None:
-        self.runner = SwitchedRunner(runner)
-        self.pool = BlockPool(blocks or runner.n_blocks, runner.block_size, caching=caching)
-        self.scheduler = Scheduler(
-            self.pool,
-            max_batch_tokens=budget,
-            max_running=running,
-            max_model_len=runner.max_model_len,
-            eos_token_ids=runner.eos_token_ids,
-            max_waiting=UNLIMITED,
-            max_step_ms=step_ms,
-        )
-        self.answers: dict[str, Answer] = {}
-        self._clock = clock
-        text = decode or (lambda _: "")
-        self._loop: StepLoop[Answer] = StepLoop(
-            self.runner,
-            self.scheduler,
-            lambda prompt: Detokenizer(text, prompt),
-            lambda: clock().wall,
-            lambda _: None,
-            self._deliver,
-        )
-
-    def _deliver(self, outgoing: list[tuple[Answer, Delta | ApiError]]) -> None:
-        now = self._clock()
-        for answer, delta in outgoing:
-            if isinstance(delta, ApiError):
-                raise delta
-            if delta.token_ids:
-                answer.tokens.extend(delta.token_ids)
-                answer.at.append(now)
-            answer.cached = delta.cached_tokens
-            answer.ended = delta.finish is not None
-
-    def submit(self, prompt: Sequence[int], new: int) -> Answer:
-        """Queue a greedy request for exactly ``new`` tokens."""
-        answer = Answer(str(len(self.answers)))
-        self.answers[answer.id] = answer
-        params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
-        self._loop.accept(GenerationRequest(answer.id, tuple(prompt), params, SCOPE), answer)
-        return answer
-
-    def step(self, times: int = 1) -> None:
-        """So many forward passes; raises ``AssertionError`` if there is nothing to compute."""
-        for _ in range(times):
-            if not self._loop.step():
-                raise AssertionError("nothing to compute")
-
-    def run(self) -> None:
-        """To the end of all requests."""
-        while self._loop.step():
-            pass
-
-    def until_first(self, answer: Answer) -> None:
-        """Step until ``answer`` has a token."""
-        while not answer.at:
-            self.step()
-
-    def decoders(self, n: int, context: int, new: int, rng: Random) -> list[Answer]:
-        """``n`` sequences that decode from now on, behind ``context`` pretended tokens."""
-        self.runner.computing = False
-        made = [self.submit(self.random(context, rng), new) for _ in range(n)]
-        while not all(answer.at for answer in made):
-            self.step()
-        self.runner.computing = True
-        return made
-
-    def random(self, n: int, rng: Random) -> tuple[int, ...]:
-        """``n`` random tokens."""
-        vocabulary = self.runner.vocab_size
-        return tuple(rng.choices(range(min(FIRST_TOKEN, vocabulary - 1), vocabulary), k=n))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What the arithmetic of a dense model depends on."""
-
-    body_weights: int
-    """Weights that every token is multiplied with: all matrices but embedding and output head."""
-    head_weights: int
-    attention_width: int
-    """Query heads x (key width + value width) / 2, summed over the layers."""
-    kv_bytes_per_token: int
-
-    def prefill_flops(self, total: int, cached: int = 0) -> float:
-        """Of the tokens ``cached .. total`` of a prompt, with the logits of the last one."""
-        attended = (total * total - cached * cached) / 2
-        weights = self.body_weights * (total - cached) + self.head_weights
-        return 2.0 * weights + 4.0 * attended * self.attention_width
-
-    def ideal_ratio(self, total: int, cached: int) -> float:
-        """How much cheaper a prompt becomes by arithmetic alone when ``cached`` are reused."""
-        return self.prefill_flops(total) / self.prefill_flops(total, cached)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Some steps: how long they took, and how much of it was the model's forward pass."""
+class Prefill(msgspec.Struct, frozen=True):
+    """A prompt alone, to its first token."""
 
     tokens: int
-    spent: Spent
-    forward: Spent = NO_TIME
-
-    def per_s(self, meter: Meter = "wall") -> float:
-        """Tokens per second."""
-        return self.tokens / self.spent.by(meter)
-
-    def outside(self, meter: Meter = "wall") -> float:
-        """Share of the time outside the forward pass: planning, batches, sampling, hand-off."""
-        return 1.0 - self.forward.by(meter) / self.spent.by(meter)
+    seconds: float
+    tokens_per_s: float
+    outside_forward: float
+    """Share of the time."""
+    of_gemm_rate: float | None
+    """Its arithmetic per second, relative to that of a large matrix product."""
 
 
-class Probe:
-    """Single measurements on one runner. ``forward`` tells the time spent in forward so far."""
+class Decode(msgspec.Struct, frozen=True):
+    """So many sequences that decode side by side."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        clock: Clock,
-        forward: Callable[[], Spent],
-        decode: Callable[[Sequence[int]], str] | None = None,
-        seed: int = 1,
-    ) -> None:
-        self.runner, self.clock = runner, clock
-        self._forward, self._decode = forward, decode
-        self.rng = Random(seed)
+    batch: int
+    context: int
+    tokens_per_s: float
+    step_s: float
+    outside_forward: float
+    """Share of the time."""
 
-    def drive(self, **settings: object) -> Drive:
-        """A fresh engine over the runner."""
-        return Drive(self.runner, self.clock, self._decode, **settings)  # type: ignore[arg-type]
 
-    def timed(self, tokens: int, work: Callable[[], None]) -> Sample:
-        """How long ``work`` takes."""
-        forward, started = self._forward(), self.clock()
-        work()
-        return Sample(tokens, self.clock() - started, self._forward() - forward)
+class Reuse(msgspec.Struct, frozen=True):
+    """The first token of a prompt, cold and with most of it in the cache."""
 
-    def prefill(self, n: int, budget: int = 512) -> Sample:
-        """A prompt of ``n`` tokens, alone, to its first token."""
-        drive = self.drive(budget=budget)
-        answer = drive.submit(drive.random(n, self.rng), 1)
-        return self.timed(n, lambda: drive.until_first(answer))
+    tokens: int
+    cached: int
+    cold_s: float
+    warm_s: float
+    ratio: float
+    ideal_ratio: float | None
+    """By arithmetic alone; None for a mixture of experts."""
 
-    def decode(self, batch: int, context: int, steps: int) -> Sample:
-        """``batch`` sequences at ``context`` tokens, ``steps`` tokens each."""
-        drive = self.drive(budget=max(512, batch), running=batch)
-        drive.decoders(batch, context, steps + 64 * batch, self.rng)
-        drive.step(2)
-        return self.timed(batch * steps, lambda: drive.step(steps))
 
-    def mixed(self, batch: int, context: int, prompt: int, budget: int = 512) -> Sample:
-        """``batch`` decoding sequences while a prompt of ``prompt`` tokens is computed."""
-        drive = self.drive(budget=budget, running=batch + 1)
-        drive.decoders(batch, context, prompt + 64 * batch, self.rng)
-        drive.step(2)
-        answer = drive.submit(drive.random(prompt, self.rng), 1)
-        sample = self.timed(prompt, lambda: drive.until_first(answer))
-        return replace(sample, tokens=prompt)
+class Report(msgspec.Struct, frozen=True):
+    """Everything that was measured; times are by wall clock, the best of several."""
 
-    def reuse(self, total: int, cached: int, budget: int = 512) -> tuple[Sample, Sample]:
-        """First token of a prompt nobody has seen, and of one that shares ``cached`` with it."""
-        drive = self.drive(budget=budget)
-        prefix = drive.random(cached, self.rng)
-        samples = []
-        for _ in range(2):
-            answer = drive.submit(prefix + drive.random(total - cached, self.rng), 1)
-            samples.append(self.timed(total, lambda a=answer: drive.until_first(a)))  # type: ignore[misc]
-        if answer.cached != cached:
-            raise AssertionError(f"{answer.cached} tokens were reused, not {cached}")
-        return samples[0], samples[1]
+    about: dict[str, str | int]
+    bounds: Bounds
+    prefill: list[Prefill]
+    decode: list[Decode]
+    reuse: Reuse | None
+    skipped: list[str]
+    """What did not fit, and why."""
+    cpu_share: float
+    """CPU seconds per second and thread: well below 1 on a CPU, the machine was busy."""
+
+
+@dataclass
+class Benchmark:
+    """Measures all sizes that fit. ``say`` is told in one line what is measured now."""
+
+    probe: Probe
+    shape: ModelShape | None
+    bounds: Bounds
+    sizes: Sizes
+    say: Callable[[str], None]
+    budget: int = 512
+    caching: bool = True
+    threads: int = 1
+
+    def run(self, about: dict[str, str | int]) -> Report:
+        """The whole report; ``about`` is handed through."""
+        room = _Room(self.probe.runner, self.probe.blocks or self.probe.runner.n_blocks)
+        started = self.probe.clock()
+        prefills = [self._prefill(n) for n in self.sizes.prefills if room.for_prompt(n)]
+        batches = [b for b in self.sizes.batches if room.for_batch(b, self.sizes)]
+        decodes = [self._decode(batch) for batch in batches]
+        reused = self._reuse() if room.for_reuse(self.sizes.reuse, self.caching) else None
+        spent = self.probe.clock() - started
+        share = spent.cpu / spent.wall / self.threads
+        return Report(about, self.bounds, prefills, decodes, reused, room.skipped, share)
+
+    def _best(self, measured: Callable[[], Sample]) -> Sample:
+        samples = (measured() for _ in range(self.sizes.repeats))
+        return min(samples, key=lambda sample: sample.spent.wall)
+
+    def _prefill(self, tokens: int) -> Prefill:
+        self.say(f"prefill of {tokens} tokens")
+        sample = self._best(lambda: self.probe.prefill(tokens, self.budget))
+        share = None
+        if self.shape is not None:
+            flops = self.shape.prefill_flops(tokens)
+            share = flops / sample.spent.wall / self.bounds.gemm_flop_per_s
+        return Prefill(tokens, sample.spent.wall, sample.per_s(), sample.outside(), share)
+
+    def _decode(self, batch: int) -> Decode:
+        self.say(f"decode at batch {batch}")
+        context, steps = self.sizes.context, self.sizes.steps
+        sample = self._best(lambda: self.probe.decode(batch, context, steps))
+        return Decode(batch, context, sample.per_s(), sample.spent.wall / steps, sample.outside())
+
+    def _reuse(self) -> Reuse:
+        total, cached = self.sizes.reuse
+        self.say(f"first token with {cached} of {total} tokens cached")
+        pairs = [self.probe.reuse(total, cached, self.budget) for _ in range(self.sizes.repeats)]
+        cold, warm = (min(pair[i].spent.wall for pair in pairs) for i in (0, 1))
+        ideal = None if self.shape is None else self.shape.ideal_ratio(total, cached)
+        return Reuse(total, cached, cold, warm, cold / warm, ideal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What fits; the rest is noted in ``skipped``."""
+
+    runner: Runner
+    blocks: int
+    skipped: list[str] = field(default_factory=list)
+
+    def for_prompt(self, n: int) -> bool:
+        return self._fits(f"prefill of {n}", n + 1, _prompt_blocks(n, self.runner.block_size))
+
+    def for_batch(self, batch: int, sizes: Sizes) -> bool:
+        longest = sizes.context + UNTIMED + sizes.steps + 1
+        needed = _decode_blocks(batch, sizes, self.runner.block_size)
+        return self._fits(f"decode at batch {batch}", longest, needed)
+
+    def for_reuse(self, reuse: tuple[int, int], caching: bool) -> bool:
+        total, cached = reuse
+        what, size = f"reuse of {cached} tokens", self.runner.block_size
+        if not caching or cached % size:
+            why = f"no multiple of the block size {size}" if caching else "the prefix cache is off"
+            self.skipped.append(f"{what}: {why}")
+            return False
+        return self._fits(what, total + 1, _reuse_blocks(reuse, size))
+
+    def _fits(self, what: str, tokens: int, blocks: int) -> bool:
+        if tokens > self.runner.max_model_len:
+            self.skipped.append(f"{what}: longer than the model's {self.runner.max_model_len}")
+            return False
+        if blocks > self.blocks:
+            self.skipped.append(f"{what}: needs {blocks} KV blocks, {self.blocks} are there")
+            return False
+        return True
+
+
+def _prompt_blocks(tokens: int, block_size: int) -> int:
+    return -(-(tokens + 1) // block_size)
+
+
+def _decode_blocks(batch: int, sizes: Sizes, block_size: int) -> int:
+    """With one more for each, which the scheduler wants to see before it admits."""
+    return batch * (_prompt_blocks(sizes.context + UNTIMED + sizes.steps, block_size) + 1)
+
+
+def _reuse_blocks(reuse: tuple[int, int], block_size: int) -> int:
+    total, cached = reuse
+    return _prompt_blocks(total, block_size) + _prompt_blocks(total - cached, block_size)
+
+
+def render(report: Report, console: Console) -> None:
+    """As a table for people."""
+    table = Table(title="headwater worker --benchmark", title_justify="left")
+    for name in ("", "tok/s", "time", "outside the forward pass", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for p in report.prefill:
+        share = "" if p.of_gemm_rate is None else f"{p.of_gemm_rate:.0%} of the GEMM rate"
+        rate, outside = f"{p.tokens_per_s:,.0f}", f"{p.outside_forward:.1%}"
+        table.add_row(f"prefill of {p.tokens}", rate, _time(p.seconds), outside, share)
+    for d in report.decode:
+        rate, outside = f"{d.tokens_per_s:,.1f}", f"{d.outside_forward:.1%}"
+        what = f"decode, batch {d.batch}, context {d.context}"
+        table.add_row(what, rate, f"{_time(d.step_s)} a step", outside, "")
+    if report.reuse is not None:
+        r = report.reuse
+        ideal = "" if r.ideal_ratio is None else f" (arithmetic: {r.ideal_ratio:.1f}x)"
+        table.add_row(f"first token of {r.tokens}, cold", "", _time(r.cold_s), "", "")
+        faster = f"{r.ratio:.1f}x faster{ideal}"
+        table.add_row(f"same, {r.cached} cached", "", _time(r.warm_s), "", faster)
+    console.print(table)
+    console.print(
+        f"bounds: memory read {report.bounds.read_bytes_per_s / 1e9:,.1f} GB/s, matrix product "
+        f"{report.bounds.gemm_flop_per_s / 1e9:,.0f} GFLOP/s"
+    )
+    console.print(", ".join(f"{name} {value}" for name, value in report.about.items()))
+    for line in report.skipped:
+        console.print(f"skipped: {line}")
+    if report.about["device"] == "cpu" and report.cpu_share < BUSY:
+        console.print(
+            f"The machine was busy: this process got {report.cpu_share:.0%} of the CPU time it "
+            "wanted, and the figures are too low."
+        )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

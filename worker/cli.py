@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import uvloop
+from rich.console import Console
 
 from shared import logs, settings
+from shared.errors import ConfigError
 from worker.config import WorkerConfig
+
+
+class Style(StrEnum):
+    """How a report is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,6 +66,12 @@ def worker(
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")
     ] = False,
     redis: Annotated[str | None, typer.Option(help="Redis URL, or 'none'.")] = None,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="Measure the model here and leave; no server.")
+    ] = False,
+    style: Annotated[
+        Style | None, typer.Option("--format", help="Of --benchmark's report.")
+    ] = None,
 ) -> None:
     """Serve one model: OpenAI-compatible, with automatic prefix reuse."""
     flags: dict[str, Any] = {
@@ -80,7 +98,32 @@ def worker(
     given = {key: value for key, value in flags.items() if value is not None}
     loaded = settings.load(WorkerConfig, file=config, env=os.environ, flags=given)
     logs.configure(loaded.log)
-    raise typer.Exit(serve(loaded))
+    if benchmark:
+        run_benchmark(loaded, style or Style.TEXT)
+    elif style is not None:
+        raise ConfigError("--format", style.value, "only --benchmark has a report")
+    else:
+        raise typer.Exit(serve(loaded))
+
+
+def run_benchmark(config: WorkerConfig, style: Style) -> None:
+    """Print rates of the configured model. Raises ``ConfigError``."""
+    from worker.build import FAKE, check_model, limit_threads
+
+    path = config.model.path
+    if path == FAKE:
+        reason = "has the speed of its settings; --benchmark measures a real model"
+        raise ConfigError("model.path", path, reason)
+    check_model(path)
+    limit_threads(config.model.threads, os.environ)
+    from worker.benchmark import render
+    from worker.model.measure import benchmark
+
+    report = benchmark(config, partial(typer.echo, err=True))
+    if style is Style.JSON:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        render(report, Console())
 
 
 def serve(config: WorkerConfig) -> int:

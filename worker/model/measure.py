@@ -5,17 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.benchmark import NO_TIME, Meter, ModelShape, Spent
+from shared.render import Renderer
+from worker.benchmark import Benchmark, Bounds, Report, Sizes
+from worker.config import WorkerConfig
+from worker.drive import NO_TIME, Meter, Spent
 from worker.model.batch import StepBatch
+from worker.model.fetch import Progress
 from worker.model.kvcache import KvPool
 from worker.model.runner import TorchRunner
 from worker.model.weights import LoadedModel
+from worker.probe import ModelShape, Probe
 
 READ_BYTES = 512 << 20
 """Larger than any cache."""
@@ -76,6 +82,44 @@ class TimedRunner(TorchRunner):
     def write_noise(self, n_blocks: int) -> None:
         """Random KV in the first ``n_blocks`` blocks, so that reading them costs what KV costs."""
         write_noise(self.pool, n_blocks, self.device)
+
+
+def benchmark(config: WorkerConfig, say: Progress) -> Report:
+    """Load the model as a worker would, and measure it. Raises ``ConfigError``.
+
+    Only so much KV memory is taken as the largest size needs, unless the settings name an amount.
+    """
+    sizes = Sizes()
+    runner = TimedRunner.load(config.model, config.cache, say)
+    blocks = min(runner.n_blocks, sizes.blocks(runner.block_size))
+    runner.write_noise(blocks)
+    renderer = Renderer(runner.bundle, 0)
+    decode = partial(renderer.decode, skip_special_tokens=True)
+    probe = Probe(runner, clock, runner.forward, decode, blocks=blocks)
+    say("bounds of this machine")
+    bounds = Bounds(read_bandwidth(runner.device), gemm_rate(runner.device, runner.dtype))
+    probe.prefill(min(64, blocks * runner.block_size - 1))
+    measured = Benchmark(
+        probe,
+        runner.shape,
+        bounds,
+        sizes,
+        say,
+        budget=config.schedule.max_batch_tokens,
+        caching=config.cache.prefix_cache,
+        threads=torch.get_num_threads(),
+    )
+    return measured.run(
+        {
+            "model": runner.model_name,
+            "device": str(runner.device),
+            "dtype": str(runner.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "kv_blocks": runner.n_blocks,
+            "block_size": runner.block_size,
+            "max_batch_tokens": config.schedule.max_batch_tokens,
+        }
+    )
 
 
 def write_noise(pool: KvPool, n_blocks: int, device: torch.device) -> None:
