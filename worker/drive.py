@@ -71,6 +71,7 @@ class SwitchedRunner:
     max_model_len = property(lambda self: self._runner.max_model_len)
     vocab_size = property(lambda self: self._runner.vocab_size)
     eos_token_ids = property(lambda self: self._runner.eos_token_ids)
+    adapters = property(lambda self: self._runner.adapters)
 
     def run(self, plan: StepPlan) -> StepResult:
         """As the runner, or a fixed token for each chunk that samples."""
