@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -43,8 +44,8 @@ class TimedAttention:
         register()
 
 
-def fragmented(probe: Probe, use: float, rng: Random) -> Drive:
-    """An engine after ``HISTORY`` requests of all lengths, whose decodes hold ``use`` of the pool.
+def fragmented(probe: Probe, use: float, history: int, rng: Random) -> Drive:
+    """An engine after ``history`` requests of all lengths, whose decodes hold ``use`` of the pool.
 
     A third of the prompts go on from one of a few openings, as chats do.
     """
@@ -58,7 +59,7 @@ def fragmented(probe: Probe, use: float, rng: Random) -> Drive:
         prompt = opening + drive.random(rng.randrange(16, longest), rng)
         live.append(drive.submit(prompt, new))
 
-    for _ in range(HISTORY):
+    for _ in range(history):
         while len(live) >= RUNNING - 4:
             drive.step()
             live[:] = [answer for answer in live if not answer.ended]
@@ -82,37 +83,69 @@ def _fill(drive: Drive, use: float, rng: Random) -> None:
 def bandwidth(
     probe: Probe, shape: ModelShape | None, read_rate: float, rounds: int, meter: Meter
 ) -> list[Row]:
-    """KV bytes that decode attention reads a second, against what memory gives."""
+    """Case d: KV bytes that decode attention reads a second, against what memory gives."""
     assert shape is not None
+    settings = [("in a fresh pool", 0.9, 0, None), ("pool 90 % used", 0.9, HISTORY, 0.9)]
+    settings.append(("pool 98 % used", 0.98, HISTORY, 0.9))
     rows = []
-    for use in (0.9, 0.98):
+    for name, use, history, bound in settings:
         growth = RUNNING * (2 + STEPS * rounds) / probe.runner.block_size
-        drive = fragmented(probe, use - growth / probe.runner.n_blocks, Random(7))
-        runner: Any = probe.runner
-        best = Spent(float("inf"), float("inf"))
-        drive.step(2)
-        before = (runner.counts.views, runner.counts.gathers)
-        contexts = [chunk.start + len(chunk.tokens) for chunk in drive.runner.latest.chunks]
-        for _ in range(rounds):
-            with TimedAttention() as watch:
-                drive.step(STEPS)
-            if watch.spent == NO_TIME:
-                raise RuntimeError("attention no longer goes through the registered function")
-            best = Spent(min(best.wall, watch.spent.wall), min(best.cpu, watch.spent.cpu))
-        held = drive.pool.n_used / drive.pool.n_blocks
-        moved = STEPS * sum(contexts) * shape.kv_bytes_per_token
-        views, gathers = runner.counts.views - before[0], runner.counts.gathers - before[1]
-        rows.append(
-            Row(
-                "d",
-                f"decode attention against memory's read rate, pool {100 * use:.0f} % used",
-                moved / best.by(meter) / read_rate,
-                0.9,
-                0.9,
-                by_wall=moved / best.wall / read_rate,
-                note=f"{moved / best.by(meter) / 1e9:.1f} of {read_rate / 1e9:.1f} GB/s; "
-                f"{views / (views + gathers):.0%} of the sequences lie in one piece",
-                detail={"sequences": len(contexts), "tokens": sum(contexts), "pool_use": held},
-            )
-        )
+        drive = fragmented(probe, use - growth / probe.runner.n_blocks, history, Random(7))
+        rows.append(_row(name, bound, _attended(probe, drive, rounds), shape, read_rate, meter))
     return rows
+
+
+@dataclass(frozen=True)
+class _Attended:
+    """The best round of ``STEPS`` decode steps in one pool."""
+
+    spent: Spent
+    contexts: list[int]
+    in_one_piece: float
+    pool_use: float
+
+
+def _attended(probe: Probe, drive: Drive, rounds: int) -> _Attended:
+    counts: Any = probe.runner.counts  # type: ignore[attr-defined]
+    drive.step(2)
+    views, gathers = counts.views, counts.gathers
+    contexts = [chunk.start + len(chunk.tokens) for chunk in drive.runner.latest.chunks]
+    spent = []
+    for _ in range(rounds):
+        with TimedAttention() as watch:
+            drive.step(STEPS)
+        spent.append(watch.spent)
+    views, gathers = counts.views - views, counts.gathers - gathers
+    return _Attended(
+        Spent(min(s.wall for s in spent), min(s.cpu for s in spent)),
+        contexts,
+        views / (views + gathers),
+        drive.pool.n_used / drive.pool.n_blocks,
+    )
+
+
+def _row(
+    name: str,
+    bound: float | None,
+    seen: _Attended,
+    shape: ModelShape,
+    read_rate: float,
+    meter: Meter,
+) -> Row:
+    title = f"decode attention against memory's read rate, {name}"
+    if seen.spent == NO_TIME:
+        why = "attention does not go through the registered function"
+        return Row("d", title, None, bound, bound, note=why)
+    moved = STEPS * sum(seen.contexts) * shape.kv_bytes_per_token
+    rate = moved / seen.spent.by(meter)
+    return Row(
+        "d",
+        title,
+        rate / read_rate,
+        bound,
+        bound,
+        by_wall=moved / seen.spent.wall / read_rate,
+        note=f"{rate / 1e9:.1f} of {read_rate / 1e9:.1f} GB/s; {seen.in_one_piece:.0%} of "
+        f"{len(seen.contexts)} sequences lie in one piece",
+        detail={"tokens": sum(seen.contexts), "pool_use": seen.pool_use},
+    )

@@ -28,6 +28,9 @@ CONTEXT_CELLS = 640
 LONG_CELLS = 2304
 FIRST_TOKEN, LAST_TOKEN = 17, 49_000
 
+SILENT = api.llama_log_callback(lambda *_: None)
+"""Kept here, because llama.cpp calls it as long as the process lives."""
+
 
 def make(folder: Path) -> None:
     """Write ``F32.gguf`` and ``Q8_0.gguf`` unless they are there."""
@@ -175,20 +178,16 @@ def main() -> None:
     parser.add_argument("--model", help="GGUF file to serve")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    api.llama_log_set(SILENT, None)
     if args.make is not None:
         make(args.make)
         return
-    # llama.cpp writes to stdout and stderr itself: answers and errors leave on copies
-    answers, sys.stderr = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(2), "w")
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
     peer = Peer(args.model, args.threads)
-    print(json.dumps({"version": api.__version__}), file=answers, flush=True)
+    print(json.dumps({"version": api.__version__}), flush=True)
     for line in sys.stdin:
         ask = json.loads(line)
         do = {"prefill": peer.prefill, "warm": peer.warm, "decode": peer.decode}[ask.pop("do")]
-        print(json.dumps(do(**ask)), file=answers, flush=True)
+        print(json.dumps(do(**ask)), flush=True)
 
 
 if __name__ == "__main__":
