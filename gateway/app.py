@@ -57,6 +57,8 @@ RELAYED = frozenset(
 OTHER_V1 = "/v1/*"
 MODELS = "/v1/models"
 MODEL = "/v1/models/{id}"
+OPERATORS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Routes of workers that name folders on their machine: never passed on."""
 READS = frozenset({*OPEN, MODELS, MODEL})
 OTHER = "other"
 """Label of all paths that are no route."""
@@ -95,7 +97,7 @@ def _relayable(path: str) -> bool:
     if "\\" in plain or not plain.isprintable():
         return False
     bare = plain.split(";", 1)[0].rstrip("/")
-    return bare not in GENERATE and bare not in RELAYED and bare not in READS
+    return not any(bare in ours for ours in (GENERATE, RELAYED, READS, OPERATORS))
 
 
 class App:
@@ -245,6 +247,8 @@ class App:
             "object": "model",
             "created": self._created,
             "owned_by": "headwater",
+            "root": name,
+            "parent": self._router.parent(name),
         }
 
     def _ready(self) -> Answer:

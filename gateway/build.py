@@ -135,7 +135,9 @@ class Gateway:
             notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
         for model in self.router.models():
             profile = self.router.profile(model)
-            missing = self.prompts.missing(profile) if profile is not None else None
+            if profile is None or profile.adapter:
+                continue  # an adapter has its model's tokenizer
+            missing = self.prompts.missing(profile)
             if missing is not None:
                 notes.append(f"{model}: {missing}")
         return Readiness(ready, reasons, notes)

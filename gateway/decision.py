@@ -79,6 +79,9 @@ class ModelProfile:
     min_block_size: int
     max_model_len: int
     """Longest prompt + answer that some worker takes; 0 = unknown."""
+    adapter: str = ""
+    """Scope of the adapter that answers to the name; empty: the model itself does. Of several
+    revisions it is the one that most workers have: the others' caches count as empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class WorkerStatus:
     waiting: int
     load_age_s: float | None
     """None = it never told its load."""
+    adapters: tuple[str, ...] = ()
+    """Names of its LoRA adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

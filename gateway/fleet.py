@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -58,11 +59,11 @@ class Fleet:
         return self._members.get(worker)
 
     def serving(self, model: str) -> list[Member]:
-        """Members that answer to a model name, in any state, by id."""
+        """Members that answer to the name of a model or an adapter, in any state, by id."""
         return self._serving.get(model, [])
 
     def models(self) -> tuple[str, ...]:
-        """Names that some member that is not down answers to, sorted."""
+        """Names that some member that is not down answers to, adapters' too, sorted."""
         return tuple(
             sorted(
                 name
@@ -70,6 +71,11 @@ class Fleet:
                 if any(member.healthy for member in members)
             )
         )
+
+    def parent(self, name: str) -> str | None:
+        """The model that an adapter belongs to; None: the name is no adapter's."""
+        members = self.serving(name)
+        return members[0].pool if members and name in members[0].adapters else None
 
     def join(self, info: WorkerInfo) -> tuple[Member, bool]:
         """The member, and whether it is a new incarnation (which holds nothing)."""
@@ -112,12 +118,17 @@ class Fleet:
         if not members:
             return None
         lengths = [member.info.max_model_len for member in members]
+        canonical, adapter = members[0].pool, ""
+        if model in members[0].adapters:
+            scopes = Counter((member.pool, member.adapters[model].scope) for member in members)
+            canonical, adapter = scopes.most_common(1)[0][0]
         return ModelProfile(
-            canonical=members[0].pool,
+            canonical=canonical,
             tokenizer=next((m.info.tokenizer for m in members if m.info.tokenizer), ""),
             workers=tuple(member.id for member in members),
             min_block_size=min(member.info.block_size for member in members),
             max_model_len=0 if 0 in lengths else max(lengths),
+            adapter=adapter,
         )
 
     def may_eject(self, member: Member, now: float) -> bool:
@@ -225,8 +236,14 @@ class Fleet:
 
     def _index_models(self) -> None:
         self._serving = {}
-        for member in sorted(self._members.values(), key=lambda member: member.id):
+        members = sorted(self._members.values(), key=lambda member: member.id)
+        for member in members:
             for name in dict.fromkeys(member.info.models):
+                self._serving.setdefault(name, []).append(member)
+        models = frozenset(self._serving)
+        for member in members:
+            # A model's name means the model, also if an adapter elsewhere is called the same.
+            for name in member.adapters.keys() - models:
                 self._serving.setdefault(name, []).append(member)
         pools = {member.pool for member in self._members.values()}
         self._outputs = {pool: mean for pool, mean in self._outputs.items() if pool in pools}

@@ -14,7 +14,7 @@ from gateway.breaker import Breaker, Gate
 from gateway.decision import Booked, WorkerStatus
 from gateway.routing.base import Trust, WorkerState
 from shared.blocks import stride_of
-from shared.load import WorkerInfo, WorkerLoad
+from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
 from shared.types import WorkerId
 
 STALE_LOAD_S = 5.0
@@ -79,6 +79,8 @@ class Member:
     """Canonical model name: workers of one pool resemble each other."""
     stride: int = field(init=False)
     """Granules per index key."""
+    adapters: dict[str, AdapterInfo] = field(init=False)
+    """Its adapters by name."""
 
     def __post_init__(self) -> None:
         self.adopt(self.info)
@@ -89,6 +91,7 @@ class Member:
         self.info, self.id = info, info.id
         self.pool = info.models[0] if info.models else ""
         self.stride = stride_of(info.block_size)
+        self.adapters = {one.name: one for one in info.adapters if one.name not in info.models}
 
     @property
     def inflight(self) -> int:
@@ -279,4 +282,5 @@ def describe(
         running=load.running,
         waiting=load.waiting,
         load_age_s=member.load_age_s(now),
+        adapters=tuple(member.adapters),
     )

@@ -8,7 +8,8 @@
   (``_end``), on every way out: answered, refused, broken, late, client gone, shut down.
 - While no byte of an answer has been sent, a failed attempt is followed by another on a worker that
   was not tried yet, at most ``routing.retries`` times and within the retry budget. 4xx answers are
-  the client's own and are never retried. After the first byte a failure becomes an error event.
+  the client's own and never retried, unless the worker has just lost the model (``model_gone``).
+  After the first byte a failure becomes an error event.
 - The body goes out as it came; the only edit is the splice that asks for usage.
 """
 
@@ -87,7 +88,8 @@ class Pipeline:
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
-        item = work.relayed(inbound, self._router.models(), self._config)
+        models = [name for name in self._router.models() if self._router.parent(name) is None]
+        item = work.relayed(inbound, models, self._config)
         inbound.model = item.query.model
         await self._run(item, client)
 
@@ -154,6 +156,8 @@ class Pipeline:
         except UpstreamError as error:
             return refusals.from_upstream(error)
         except AttemptFailed as failure:
+            if failure.reason == refusals.MODEL_GONE:
+                self._suspect(item.lease.worker)
             if not failure.retry:  # a refusal shows that the worker is alive
                 self._budget.success()
             return failure

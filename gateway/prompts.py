@@ -34,6 +34,7 @@ RETRY_LOAD_S = 10.0
 WATCH_S = 0.25
 """How soon a new model's tokenizer is asked for."""
 MAX_BUNDLE_BYTES = 256 * 2**20
+ROOTS_KEPT = 4096
 TEXT = "text"
 """Takes the tokenizer's place in the hash scope of blocks of text."""
 
@@ -52,6 +53,8 @@ class Prompt:
     seconds: float = 0.0
     """Time spent on rendering and encoding."""
     hash_s: float = 0.0
+    adapter: str = ""
+    """Scope of the adapter that is asked."""
 
 
 class BundleSource(Protocol):
@@ -138,7 +141,7 @@ class Prompts:
             renderer = self._renderers.get(profile.tokenizer)
         if renderer is None:
             self.want(profile)
-            return Prompt()
+            return Prompt(adapter=profile.adapter)
         begun = self._clock()
         root = self._root(profile, request.cache_salt or "")
         if renderer.new_text_bytes(request) > self._config.offload_bytes:
@@ -148,15 +151,18 @@ class Prompts:
             chain = renderer.chain(request, root)
         seconds = self._clock() - begun
         hash_s = min(seconds, chain.hash_s) if profile.tokenizer else seconds
-        return Prompt(chain.keys, chain.n_tokens, seconds - hash_s, hash_s)
+        return Prompt(chain.keys, chain.n_tokens, seconds - hash_s, hash_s, profile.adapter)
 
     def _root(self, profile: ModelProfile, salt: str) -> bytes:
         """First state of the hash chain; kept for the usual case without a salt."""
-        scope = Scope(profile.canonical, profile.tokenizer or TEXT, salt=salt)
+        tokenizer = profile.tokenizer or TEXT
+        scope = Scope(profile.canonical, tokenizer, adapter=profile.adapter, salt=salt)
         if salt:
             return scope.root(self._hash_key)
         root = self._roots.get(scope)
         if root is None:
+            if len(self._roots) >= ROOTS_KEPT:
+                self._roots.clear()  # adapters come and go
             root = self._roots[scope] = scope.root(self._hash_key)
         return root
 

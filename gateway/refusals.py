@@ -19,6 +19,8 @@ from shared.errors import ApiError, DeadlineExceeded, NoCapacity, UpstreamFailed
 MAX_ERROR_BYTES = 1 << 20
 """More of an error answer is not read."""
 _MESSAGE_CHARS = 2000
+MODEL_GONE = "model_gone"
+"""A worker does not have the model that it was chosen for: an adapter that was unloaded."""
 _JSON = ("Content-Type", "application/json")
 
 
@@ -29,7 +31,7 @@ class AttemptFailed(Exception):
     answer: Answer
     """What the client gets if there is no further attempt."""
     reason: str
-    """``connect broken timeout error refused``, or ``status_5xx``: fit for a metric label."""
+    """``connect broken timeout error refused model_gone status_5xx``: fit for a metric label."""
     outcome: Outcome = Outcome.UPSTREAM_ERROR
     retry: bool = True
 
@@ -57,6 +59,8 @@ def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:
         return AttemptFailed(error_answer(shown), "error")
     shaped = _shaped(body, status) or _shape(status, _message_of(status, body))
     answer = Answer(status, shaped, [_JSON, *kept])
+    if status == 404 and _code(shaped) == "model_not_found":
+        return AttemptFailed(answer, MODEL_GONE, Outcome.CLIENT_ERROR)
     if status < 500:
         return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
     return AttemptFailed(answer, "status_5xx")
@@ -99,6 +103,11 @@ def decode_json(body: bytes) -> object:
         return laxjson.decode(body)
     except laxjson.NotJson:
         return None
+
+
+def _code(body: bytes) -> object:
+    error = error_in(decode_json(body))
+    return None if error is None else error.get("code")
 
 
 def _shaped(body: bytes, status: int) -> bytes | None:

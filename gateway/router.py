@@ -151,8 +151,12 @@ class Router:
         return self._fleet.profile(model)
 
     def models(self) -> tuple[str, ...]:
-        """All names that live workers answer to, sorted."""
+        """All names that live workers answer to, adapters' too, sorted."""
         return self._fleet.models()
+
+    def parent(self, name: str) -> str | None:
+        """The model that an adapter belongs to; None: the name is no adapter's."""
+        return self._fleet.parent(name)
 
     def workers(self, now: float) -> list[WorkerStatus]:
         """All members, sorted by id."""

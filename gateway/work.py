@@ -89,6 +89,7 @@ def generation(
             max_tokens=max(0, request.max_tokens or 0),
             arrived=inbound.arrived,
             keys=prompt.keys,
+            adapter=prompt.adapter,
             session=session[:MAX_NAME],
             priority=_priority(headers),
         ),

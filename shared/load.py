@@ -23,6 +23,10 @@ class AdapterInfo(msgspec.Struct, frozen=True):
         return f"{self.name}@{self.revision}"
 
 
+Names = tuple[tuple[str, ...], tuple[AdapterInfo, ...]]
+"""Models and adapters that a worker answers to."""
+
+
 class WorkerInfo(msgspec.Struct, frozen=True):
     """Identity and capabilities: ``GET /headwater/info``, and the registration in Redis."""
 
@@ -48,6 +52,11 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     revision: int = 0
     """Grows with each change of what is said here while the worker runs."""
     version: str = ""
+
+    @property
+    def names(self) -> Names:
+        """Everything it answers to."""
+        return self.models, self.adapters
 
     def fault(self) -> str | None:
         """Why nobody could work with this; None if it can be used."""

@@ -175,6 +175,8 @@ class Stub:
     """One scripted worker."""
 
     models: tuple[str, ...] = ("m",)
+    parents: dict[str, str] = field(default_factory=dict)
+    """Of those of its models that are adapters: the model they belong to."""
     seen: list[Seen] = field(default_factory=list)
     """Every POST, in order of arrival."""
     probes: int = 0
@@ -246,7 +248,14 @@ class Stub:
             return plain(b"ill", 500)
         if seen.target == "/v1/models":
             cards = [
-                {"id": m, "object": "model", "created": 1, "owned_by": "x"} for m in self.models
+                {
+                    "id": m,
+                    "object": "model",
+                    "created": 1,
+                    "owned_by": "x",
+                    "parent": self.parents.get(m),
+                }
+                for m in self.models
             ]
             return answer({"object": "list", "data": cards})
         if seen.target in ("/health", "/ready"):

@@ -67,12 +67,35 @@ class _EngineTotals(Collector):
         )
 
 
+class _AdapterCounts(Collector):
+    """``headwater_engine_adapters``."""
+
+    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        """By state: names of adapters are no labels."""
+        served, leaving = self._counts()
+        family = GaugeMetricFamily(
+            "headwater_engine_adapters", "LoRA adapters in memory.", labels=["state"]
+        )
+        family.add_metric(["served"], served)
+        family.add_metric(["leaving"], leaving)
+        yield family
+
+
 class WorkerMetrics:
     """One registry; ``on_step`` may be called from the engine thread."""
 
-    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats | None],
+        adapters: Callable[[], tuple[int, int]],
+    ) -> None:
+        """``adapters``: how many are served, and how many leave."""
         self._registry = CollectorRegistry()
         self._registry.register(_EngineTotals(stats))
+        self._registry.register(_AdapterCounts(adapters))
         ProcessCollector(registry=self._registry)
         self._step_seconds = Histogram(
             "headwater_engine_step_seconds",

@@ -67,7 +67,7 @@ class Service:
         self.config, self.names = config, names
         self.clock, self.wall = clock, wall
         self.created = int(wall())
-        self.metrics = WorkerMetrics(self._stats)
+        self.metrics = WorkerMetrics(self._stats, self._adapter_counts)
         self.log: EventLog | None = None
         self.redis_up: Callable[[], bool] | None = None
         self._loaded: Loaded | None = None
@@ -197,6 +197,11 @@ class Service:
         info, loaded = self.info(), self.loaded()
         served = tuple(adapter.info for adapter in loaded.adapters.served())
         self._info = msgspec.structs.replace(info, adapters=served, revision=info.revision + 1)
+
+    def _adapter_counts(self) -> tuple[int, int]:
+        adapters = [] if self._loaded is None else list(self._loaded.adapters)
+        leaving = sum(adapter.leaving for adapter in adapters)
+        return len(adapters) - leaving, leaving
 
     def _stats(self) -> EngineStats | None:
         return None if self._loaded is None else self._loaded.engine.stats()

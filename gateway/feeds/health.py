@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.config import WorkersConfig
 from gateway.discovery.base import address_of
-from shared.load import WorkerInfo, WorkerLoad
+from shared.load import AdapterInfo, Names, WorkerInfo, WorkerLoad
 from shared.types import Epoch, WorkerId
 
 BODY_LIMIT = 4 << 20
@@ -54,17 +54,32 @@ class Probe:
     alive: bool = False
     """It answered something, if only that it is not ready."""
     load: WorkerLoad | None = None
-    models: tuple[str, ...] | None = None
-    """Of a foreign server: the names it answers to now."""
+    names: Names | None = None
+    """Of a foreign server: models and adapters that it answers to now."""
 
 
 class _Card(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: Any = None
+    """Of an adapter: the name of its model."""
+
+    @property
+    def adapter(self) -> bool:
+        """Whether it is one."""
+        return isinstance(self.parent, str) and bool(self.parent)
 
 
 class _ModelList(msgspec.Struct):
     data: list[_Card]
+
+    @property
+    def names(self) -> Names:
+        """Models, and their adapters apart; if nothing but adapters is listed, they are models."""
+        models = tuple(card.id for card in self.data if not card.adapter)
+        if not models:
+            return tuple(card.id for card in self.data), ()
+        return models, tuple(AdapterInfo(card.id) for card in self.data if card.adapter)
 
 
 class _NotReady(msgspec.Struct):
@@ -125,11 +140,13 @@ class Prober:
         listed = _models(answer)
         if isinstance(listed, Probe):
             return listed
+        models, adapters = listed.names
         return WorkerInfo(
             id=WorkerId(address_of(url)),
             epoch=Epoch(0),
             url=url,
-            models=tuple(card.id for card in listed.data),
+            models=models,
+            adapters=adapters,
             engine="openai",
             max_model_len=max((card.max_model_len or 0 for card in listed.data), default=0),
             event_feed=False,
@@ -157,7 +174,7 @@ class Prober:
         # model list answers.
         if health.status == 0 or health.status >= 500:
             return _failed("/health", health)
-        return Probe(True, alive=True, models=tuple(card.id for card in listed.data))
+        return Probe(True, alive=True, names=listed.names)
 
 
 def _readiness(ready: Answer, load: WorkerLoad | None) -> Probe:

@@ -214,8 +214,10 @@ class Tender:
         member.healthy, member.reason = healthy, probe.reason
         if member.info is None:
             return
-        if probe.models is not None and probe.models != member.info.models:
-            self._adopt(member, msgspec.structs.replace(member.info, models=probe.models))
+        if probe.names is not None and probe.names != member.info.names:
+            models, adapters = probe.names
+            info = msgspec.structs.replace(member.info, models=models, adapters=adapters)
+            self._adopt(member, info)
         self._router.set_health(member.info.id, healthy, now, probe.reason)
 
     def _note_load(self, member: Member, load: WorkerLoad) -> None:
@@ -223,6 +225,10 @@ class Tender:
             return
         now = self._clock()
         member.note_uptime(load.uptime_s)
+        if load.info_revision > member.info.revision:
+            # It has loaded or unloaded an adapter since it was asked who it is.
+            member.ask_again = True
+            self.wake(member)
         self._router.apply_load(member.info.id, load, now)
         if load.draining and not member.draining:
             self._router.drain(member.info.id, now)

@@ -47,6 +47,7 @@ class Query:
     keys: Sequence[BlockKey] = ()
     """One key per full granule of the prompt."""
     adapter: str = ""
+    """Scope of the LoRA adapter that is asked; empty: the model itself."""
     tenant: str = ""
     session: str = ""
     priority: int = 0
