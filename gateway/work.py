@@ -88,7 +88,8 @@ def generation(
             prompt_tokens=prompt.n_tokens,
             max_tokens=max(0, request.max_tokens or 0),
             arrived=inbound.arrived,
-            keys=prompt.keys,
+            # What nobody will reuse must not be expected, nor be missed when it is not delivered.
+            keys=() if request.scores_prompt else prompt.keys,
             adapter=prompt.adapter,
             session=session[:MAX_NAME],
             priority=_priority(headers),

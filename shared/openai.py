@@ -61,6 +61,15 @@ class GenerateRequest:
     fields: dict[str, Any]
     """The decoded body, unknown fields included."""
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities are asked for. An engine computes all of such a
+        prompt, whatever its cache holds, since a cache keeps no logits."""
+        echo = self.kind is RouteKind.COMPLETIONS and self.fields.get("echo") is True
+        logprobs = self.fields.get("logprobs")
+        echoed = echo and logprobs is not None and logprobs is not False
+        return echoed or self.fields.get("prompt_logprobs") is not None
+
 
 def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
     """Read a request; raises :class:`BadRequest` with ``param`` set where one field is to blame."""

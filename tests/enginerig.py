@@ -78,7 +78,7 @@ class Answer:
     def outcome(self) -> tuple[object, ...]:
         """Everything that must not depend on cache, batch or memory pressure."""
         last = self.last
-        logprobs = [delta.logprobs for delta in self.deltas]
+        logprobs = [(delta.logprobs, delta.prompt_logprobs) for delta in self.deltas]
         return self.text, self.tokens, logprobs, last.finish, last.stop_reason, last.output_tokens
 
 

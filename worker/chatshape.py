@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.generation import Delta
-from worker.responses import Answer, Head, Json, finite
-from worker.runner import TokenLogprob
+from worker.logprobshape import Json, LogprobForm
+from worker.responses import JUST_THE_ANSWER, Answer, Head, Shown
 from worker.sequence import FinishReason
 from worker.tokentext import TokenText
 from worker.toolformat import ToolFormat
@@ -38,13 +38,20 @@ class ChatShape:
 
     _CHUNK = "chat.completion.chunk"
 
-    def __init__(self, head: Head, tokens: TokenText, calls: CallReading | None = None) -> None:
-        self._head, self._tokens, self._calls = head, tokens, calls
+    def __init__(
+        self,
+        head: Head,
+        tokens: TokenText,
+        calls: CallReading | None = None,
+        shown: Shown = JUST_THE_ANSWER,
+    ) -> None:
+        self._head, self._calls, self._shown = head, calls, shown
+        self._form = LogprobForm(tokens)
         self._readers: dict[int, ToolReader] = {}
         self._called: dict[int, int] = {}
         """Calls streamed so far, by choice."""
 
-    def opening(self, index: int) -> list[Json]:
+    def opening(self, index: int, delta: Delta) -> list[Json]:
         """The role."""
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
 
@@ -53,7 +60,7 @@ class ChatShape:
         chunks = []
         logprobs = None
         if delta.logprobs is not None:
-            logprobs = self._logprobs(list(zip(delta.token_ids, delta.logprobs, strict=True)))
+            logprobs = self._form.chat(list(zip(delta.token_ids, delta.logprobs, strict=True)))
         parts = self._parts(index, delta)
         if delta.logprobs and not any(isinstance(part, str) for part in parts):
             parts = ["", *parts]
@@ -75,7 +82,11 @@ class ChatShape:
     def whole(self, answers: Sequence[Answer]) -> Json:
         """The ``chat.completion`` object."""
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return self._head.body("chat.completion", choices, answers)
+        body = self._head.body("chat.completion", choices, answers)
+        scores, n = answers[0].prompt_logprobs, self._shown.prompt_logprobs
+        if scores is not None and n is not None:
+            body["prompt_logprobs"] = self._form.prompt(self._shown.prompt(0), scores, n)
+        return body
 
     def _choice(self, index: int, answer: Answer) -> Json:
         text = "".join(answer.texts)
@@ -95,7 +106,7 @@ class ChatShape:
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer.entries) if answer.entries else None,
+            "logprobs": self._form.chat(answer.entries) if answer.entries else None,
             "finish_reason": _finish(answer.finish, len(calls)),
         }
 
@@ -128,23 +139,6 @@ class ChatShape:
     def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return self._head.chunk(self._CHUNK, [choice])
-
-    def _logprobs(self, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
-        content = [
-            {
-                **self._token(token, entry.logprob),
-                "top_logprobs": [self._token(other, value) for other, value in entry.top],
-            }
-            for token, entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> Json:
-        return {
-            "token": self._tokens.text_of(token),
-            "logprob": finite(logprob),
-            "bytes": list(self._tokens.bytes_of(token)),
-        }
 
 
 def _finish(finish: FinishReason | None, calls: int) -> str | None:

@@ -143,7 +143,10 @@ class FakeRunner:
             self._write(chunk, prefix[-SLOT:])
         tokens: dict[str, int] = {}
         logprobs: dict[str, TokenLogprob] = {}
+        scores: dict[str, tuple[TokenLogprob, ...]] = {}
         for chunk, prefix in zip(plan.chunks, prefixes, strict=True):
+            if chunk.targets:
+                scores[chunk.seq_id] = self._scores(chunk)
             if not chunk.sample:
                 continue
             own = self._read(chunk.blocks, chunk.start, chunk.start + len(chunk.tokens))
@@ -152,7 +155,7 @@ class FakeRunner:
             if chunk.params.logprobs is not None:
                 logprobs[chunk.seq_id] = self._logprob(draw, token, chunk.params.logprobs)
         self._sleep(self._modelled_seconds(plan))
-        return StepResult(tokens, logprobs, self._clock() - started)
+        return StepResult(tokens, logprobs, self._clock() - started, prompt_logprobs=scores)
 
     def forget(self, seq_id: str) -> None:
         """Nothing is kept per sequence."""
@@ -246,9 +249,24 @@ class FakeRunner:
         logprob = -((draw >> 8) % 1000 + 1) / 2000
         others = [other for other in sorted(set(self._model.vocabulary)) if other != token]
         ranked = [token, *others][:n_top]
-        return TokenLogprob(
-            logprob, tuple((other, logprob - place) for place, other in enumerate(ranked))
-        )
+        top = tuple((other, logprob - place) for place, other in enumerate(ranked))
+        return TokenLogprob(logprob, top, rank=1)
+
+    def _scores(self, chunk: Chunk) -> tuple[TokenLogprob, ...]:
+        """Of each target, from what its position's slot holds; its rank may lie beyond the top."""
+        n_top = chunk.params.prompt_logprobs or 0
+        end = chunk.start + len(chunk.targets)
+        held = self._read(chunk.blocks, chunk.start, end)
+        scores = []
+        for place, target in enumerate(chunk.targets):
+            draw = int.from_bytes(held[place * SLOT : (place + 1) * SLOT], "little")
+            best = -((draw >> 8) % 1000 + 1) / 2000
+            others = [other for other in sorted(set(self._model.vocabulary)) if other != target]
+            rank = min(draw % (n_top + 2), len(others))
+            ranked = [*others[:rank], target, *others[rank:]][:n_top]
+            top = tuple((token, best - behind) for behind, token in enumerate(ranked))
+            scores.append(TokenLogprob(best - rank, top, rank + 1))
+        return tuple(scores)
 
     def _modelled_seconds(self, plan: StepPlan) -> float:
         decodes = plan.n_decodes

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from worker.guide import Grammar
-from worker.runner import TokenLogprob
-from worker.sequence import FinishReason, SamplingParams
+from worker.sequence import FinishReason, SamplingParams, TokenLogprob
 
 LATE = "The deadline passed before the answer was complete."
 """What a client is told when its request ends with ``FinishReason.DEADLINE``."""
@@ -59,6 +58,8 @@ class Delta:
     stop_reason: int | str | None = None
     """The token id or the stop string that ended the answer; None at any other end. The text of
     an end token is not part of the answer, its id is the last of ``token_ids``."""
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """With the first token, if asked for: of all tokens of the prompt but the first."""
     error: str | None = None
     """Why, when ``finish`` is ``ERROR``."""
 

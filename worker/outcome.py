@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.runner import TokenLogprob
-from worker.sequence import FinishReason, Sequence
+from worker.sequence import FinishReason, Sequence, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ vLLM document defines is ignored; the server logs such names once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.errors import BadRequest, ContextLengthExceeded
@@ -32,7 +32,7 @@ SUPPORTED = frozenset(
     "stop_token_ids presence_penalty frequency_penalty repetition_penalty logit_bias logprobs "
     "top_logprobs max_tokens max_completion_tokens min_tokens ignore_eos echo cache_salt tools "
     "tool_choice parallel_tool_calls add_generation_prompt continue_final_message "
-    "chat_template_kwargs add_special_tokens priority".split()
+    "chat_template_kwargs add_special_tokens priority prompt_logprobs".split()
 ).union(FIELDS)
 WITHOUT_EFFECT = frozenset(
     "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
@@ -56,7 +56,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -92,6 +91,8 @@ class Ask:
     stream: bool
     include_usage: bool
     echo: bool
+    prompt_logprobs: int | None
+    """vLLM's field; ``params`` has it too, or what an echo needs if that is more."""
     salt: str
     priority: int
     unknown: tuple[str, ...]
@@ -108,8 +109,10 @@ def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
     max_tokens = _max_tokens(fields)
     params = _params(fields, limits, chat=chat, max_tokens=max_tokens)
     echo = not chat and fields.flag("echo")
-    if echo and params.logprobs is not None:
-        raise BadRequest("'logprobs' of an echoed prompt are not supported.", param="logprobs")
+    prompt_logprobs = _prompt_logprobs(fields, stream=request.stream)
+    asked = [prompt_logprobs, params.logprobs if echo else None]
+    scores = max((n for n in asked if n is not None), default=None)
+    params = replace(params, prompt_logprobs=scores)
     if fields.get("cache_salt") == "":
         raise BadRequest("'cache_salt' must not be empty.", param="cache_salt")
     known = SUPPORTED | WITHOUT_EFFECT | NEUTRAL.keys()
@@ -121,6 +124,7 @@ def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
         stream=request.stream,
         include_usage=request.include_usage,
         echo=echo,
+        prompt_logprobs=prompt_logprobs,
         salt=fields.text("cache_salt") or "",
         priority=fields.integer("priority", -(2**31), 2**31 - 1) or 0,
         unknown=tuple(name for name in fields.names() if name not in known),
@@ -211,6 +215,13 @@ def _completion_logprobs(fields: Fields) -> int | None:
     if fields.get("logprobs") is False:
         return None
     return fields.integer("logprobs", 0, MAX_LOGPROBS)
+
+
+def _prompt_logprobs(fields: Fields, *, stream: bool) -> int | None:
+    wanted = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if wanted is not None and stream:
+        raise BadRequest("'prompt_logprobs' are not streamed.", param="prompt_logprobs")
+    return wanted
 
 
 def _refuse_unsupported(fields: Fields, *, chat: bool) -> None:

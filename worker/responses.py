@@ -6,18 +6,15 @@ Shape    turns deltas into stream chunks, and finished answers into one body
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from shared.errors import ApiError, DeadlineExceeded, InternalError, NoCapacity
 from worker.generation import LATE, Delta
-from worker.runner import TokenLogprob
-from worker.sequence import FinishReason
+from worker.logprobshape import Entry, Json, LogprobForm, Offsets
+from worker.sequence import FinishReason, TokenLogprob
 from worker.tokentext import TokenText
-
-Json = dict[str, Any]
 
 
 def failure(delta: Delta) -> ApiError | None:
@@ -39,6 +36,7 @@ class Answer:
     """Index of its prompt within the request."""
     texts: list[str] = field(default_factory=list)
     entries: list[tuple[int, TokenLogprob]] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     finish: FinishReason | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -50,6 +48,8 @@ class Answer:
             self.texts.append(delta.text)
         if delta.logprobs is not None:
             self.entries.extend(zip(delta.token_ids, delta.logprobs, strict=True))
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         self.count(delta)
 
     def count(self, delta: Delta) -> None:
@@ -85,8 +85,8 @@ def usage_of(answers: Sequence[Answer]) -> Json:
 class Shape(Protocol):
     """One request's way to speak."""
 
-    def opening(self, index: int) -> list[Json]:
-        """Chunks before a choice's first delta."""
+    def opening(self, index: int, delta: Delta) -> list[Json]:
+        """Chunks before those of a choice's first delta."""
         ...
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
@@ -142,23 +142,45 @@ class Head:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer shows of its request."""
+
+    prompts: Sequence[Sequence[int]] = ()
+    """Token ids of each prompt."""
+    n: int = 1
+    """Choices of each prompt."""
+    echoes: Sequence[str] = ()
+    """Text of each prompt, if it is repeated in front of the answer."""
+    prompt_logprobs: int | None = None
+    """Alternatives per prompt token, if they are shown in vLLM's form."""
+
+    def prompt(self, index: int) -> Sequence[int]:
+        """The prompt of a choice."""
+        return self.prompts[index // self.n]
+
+
+JUST_THE_ANSWER = Shown()
+
+
 class CompletionShape:
     """``/v1/completions``. Choices are ordered prompt by prompt, ``n`` for each."""
 
     _KIND = "text_completion"
 
-    def __init__(
-        self, head: Head, tokens: TokenText, *, n: int = 1, echoes: Sequence[str] = ()
-    ) -> None:
-        self._head, self._tokens, self._n = head, tokens, n
-        self._echoes = echoes
-        """Text of each prompt, if it is to be repeated."""
-        self._offsets: dict[int, _Offsets] = {}
+    def __init__(self, head: Head, tokens: TokenText, shown: Shown = JUST_THE_ANSWER) -> None:
+        self._head, self._tokens, self._shown = head, tokens, shown
+        self._form = LogprobForm(tokens)
+        self._offsets: dict[int, Offsets] = {}
 
-    def opening(self, index: int) -> list[Json]:
+    def opening(self, index: int, delta: Delta) -> list[Json]:
         """The prompt, if it is echoed."""
-        echo = self._echo(index)
-        return [self._chunk(index, echo, None, None)] if echo else []
+        if not self._shown.echoes:
+            return []
+        logprobs = None
+        if delta.prompt_logprobs is not None:
+            logprobs = self._logprobs(index, [], delta.prompt_logprobs)
+        return [self._chunk(index, self._echo(index), logprobs, None)]
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
         """Text and finish reason together."""
@@ -176,19 +198,31 @@ class CompletionShape:
 
     def whole(self, answers: Sequence[Answer]) -> Json:
         """The ``text_completion`` object."""
-        choices = [
-            {
-                "index": index,
-                "text": self._echo(index) + "".join(answer.texts),
-                "logprobs": self._logprobs(index, answer.entries) if answer.entries else None,
-                "finish_reason": answer.finish,
-            }
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answers) for index in range(len(answers))]
         return self._head.body(self._KIND, choices, answers)
 
+    def _choice(self, index: int, answers: Sequence[Answer]) -> Json:
+        answer = answers[index]
+        # the prompt is the same for all choices, and only the first one looked at it
+        scores = answers[index - index % self._shown.n].prompt_logprobs
+        choice: Json = {
+            "index": index,
+            "text": self._echo(index) + "".join(answer.texts),
+            "logprobs": None,
+            "finish_reason": answer.finish,
+        }
+        if answer.entries:
+            echoed = scores if self._shown.echoes else None
+            choice["logprobs"] = self._logprobs(index, answer.entries, echoed)
+        if self._shown.prompt_logprobs is not None and scores is not None:
+            prompt = self._shown.prompt(index)
+            choice["prompt_logprobs"] = self._form.prompt(
+                prompt, scores, self._shown.prompt_logprobs
+            )
+        return choice
+
     def _echo(self, index: int) -> str:
-        return self._echoes[index // self._n] if self._echoes else ""
+        return self._shown.echoes[index // self._shown.n] if self._shown.echoes else ""
 
     def _chunk(
         self, index: int, text: str, logprobs: Json | None, finish: FinishReason | None
@@ -196,33 +230,19 @@ class CompletionShape:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         return self._head.chunk(self._KIND, [choice])
 
-    def _logprobs(self, index: int, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
-        offsets = self._offsets.setdefault(index, _Offsets(len(self._echo(index))))
-        text_of = self._tokens.text_of
-        return {
-            "text_offset": [offsets.next(self._tokens.bytes_of(token)) for token, _ in entries],
-            "token_logprobs": [finite(entry.logprob) for _, entry in entries],
-            "tokens": [text_of(token) for token, _ in entries],
-            "top_logprobs": [
-                {text_of(other): finite(value) for other, value in entry.top}
-                for _, entry in entries
-            ],
-        }
-
-
-class _Offsets:
-    """Character at which each token starts; one within a character starts where that one does."""
-
-    def __init__(self, start: int) -> None:
-        self._at = start
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-
-    def next(self, piece: bytes) -> int:
-        start = self._at
-        self._at += len(self._decoder.decode(piece))
-        return start
-
-
-def finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI shows -9999 for "impossible"."""
-    return max(logprob, -9999.0)
+    def _logprobs(
+        self,
+        index: int,
+        entries: Sequence[Entry],
+        echoed: Sequence[TokenLogprob] | None = None,
+    ) -> Json:
+        """Of the echoed prompt, if its log-probabilities are given, then of ``entries``."""
+        offsets = self._offsets.setdefault(index, Offsets(self._tokens, self._echo(index)))
+        shown: list[Entry] = []
+        starts: list[int] = []
+        if echoed is not None:
+            prompt = self._shown.prompt(index)
+            shown += zip(prompt, [None, *echoed], strict=True)
+            starts += offsets.in_prompt(prompt)
+        starts += [offsets.next(token) for token, _ in entries]
+        return self._form.completion([*shown, *entries], starts)

@@ -27,8 +27,9 @@ from worker.chatshape import CallReading, ChatShape
 from worker.engine import Engine
 from worker.fanout import merge
 from worker.generation import Delta, GenerationRequest
+from worker.logprobshape import Json
 from worker.requests import Ask, check_sequences, read_ask, with_room
-from worker.responses import Answer, CompletionShape, Head, Json, Shape, failure
+from worker.responses import Answer, CompletionShape, Head, Shape, Shown, failure
 from worker.routes_meta import encode_request
 from worker.service import Loaded, Service
 from worker.web import json_response, new_id, read_body
@@ -109,12 +110,13 @@ class GenerateRoutes:
         chat = call.kind is RouteKind.CHAT
         response_id = ("chatcmpl-" if chat else "cmpl-") + new_id()
         head = Head(response_id, int(self._service.wall()), model, ask.include_usage)
+        echoes = _echoes(call, loaded.renderer) if ask.echo else ()
+        shown = Shown(prompts, ask.n, echoes, ask.prompt_logprobs)
         shape: Shape
         if chat:
-            shape = ChatShape(head, loaded.tokens, _reading(ask, loaded))
+            shape = ChatShape(head, loaded.tokens, _reading(ask, loaded), shown)
         else:
-            echoes = _echoes(call, loaded.renderer) if ask.echo else ()
-            shape = CompletionShape(head, loaded.tokens, n=ask.n, echoes=echoes)
+            shape = CompletionShape(head, loaded.tokens, shown)
         sequences = self._sequences(response_id, ask, prompts, adapter)
         sequences = tuple(replace(sequence, deadline=deadline) for sequence in sequences)
         return Job(ask, shape, await _in_form(ask, loaded, sequences))
@@ -129,6 +131,9 @@ class GenerateRoutes:
             room = with_room(ask, len(prompt), limits)
             for choice in range(ask.n):
                 params = replace(ask.params, max_tokens=room)
+                if choice and not ask.stream:
+                    # What is known of the first choice's prompt is known of them all.
+                    params = replace(params, prompt_logprobs=None)
                 if params.seed is not None and choice:
                     # Choices of one seeded request differ from each other, and repeat as a whole.
                     params = replace(params, seed=(params.seed + choice) & (2**63 - 1))
@@ -217,11 +222,11 @@ async def _write_all(
         if error := failure(delta):
             raise error
         answers[index].count(delta)
-        chunks = shape.chunks(index, delta)
+        chunks = []
         if index not in opened:
             opened.add(index)
-            chunks = [*shape.opening(index), *chunks]
-        return _encoded(chunks)
+            chunks = shape.opening(index, delta)
+        return _encoded([*chunks, *shape.chunks(index, delta)])
 
     await response.write(events(*first))
     async for index, delta in rest:

@@ -11,7 +11,9 @@ from typing import Protocol
 
 from worker.adapterstore import AdapterStore
 from worker.guide import Guide, without
-from worker.sequence import SamplingParams
+from worker.sequence import SamplingParams, TokenLogprob
+
+__all__ = ["Chunk", "Runner", "RunnerError", "StepPlan", "StepResult", "TokenLogprob"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Chunk:
     """Tokens generated so far: the step counter of a seeded random stream."""
     adapter: str = ""
     """Scope of the adapter whose weights are added (``shared.load.AdapterInfo.scope``)."""
+    targets: tuple[int, ...] = ()
+    """Prompt tokens whose log-probability is wanted: the first follows the first of ``tokens``."""
     guide: Guide | None = None
     """Asked by the runner once the forward pass is under way, so that a device need not wait."""
 
@@ -85,14 +89,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability (natural log) of a sampled token and of the best alternatives, best first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled token per sequence id, for exactly the chunks with ``sample`` that did not fail."""
 
@@ -103,6 +99,8 @@ class StepResult:
     failed: Mapping[str, str] = field(default_factory=dict)
     """Why, per sequence id that the model produced nothing usable for. The other sequences of the
     step are sound, since none reads another's."""
+    prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    """Per sequence id one for each of ``targets``, for exactly the chunks that have some."""
 
 
 class Runner(Protocol):

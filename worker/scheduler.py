@@ -146,6 +146,7 @@ class Scheduler:
                 outs.append(self._spoilt(seq, result.failed[seq.id]))
                 continue
             seq.computed += len(chunk.tokens)
+            seq.scores += result.prompt_logprobs.get(seq.id, ())
             self._blocks.seal(seq)
             self._count(seq, chunk)
             if chunk.sample:
@@ -246,6 +247,7 @@ class Scheduler:
                 output_len=seq.output_len,
                 adapter=seq.adapter,
                 guide=seq.guide,
+                targets=tuple(seq.tokens[start + 1 : end + 1]) if seq.scoring else (),
             )
         )
 

@@ -28,9 +28,10 @@ class SequenceBlocks:
         return self._chains[seq.id].units(seq.tokens)
 
     def limit(self, seq: Sequence) -> int:
-        """Blocks that may come from the cache: full ones, and never the one with the last token,
-        whose logits are needed."""
-        return (len(seq.tokens) - 1) // self._size
+        """Blocks that may come from the cache: full ones, and never one with a token whose logits
+        are needed: the last one, or any of a prompt whose log-probabilities were asked for."""
+        known = len(seq.scores) if seq.scoring else len(seq.tokens) - 1
+        return known // self._size
 
     def needed(self, n_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -60,6 +61,8 @@ class SequenceBlocks:
         seq.blocks = [*matched, *blocks]
         seq.computed = len(matched) * self._size
         seq.sealed = len(matched)
+        if seq.scoring:
+            del seq.scores[seq.computed :]
         return True
 
     def grow(self, seq: Sequence) -> bool:

@@ -12,6 +12,16 @@ from shared.types import BlockKey
 from worker.guide import Guide
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural log) of a token and of the best alternatives, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
+    """Its place among all tokens, counted from 1; 0 = not counted."""
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended; ``STOP`` and ``LENGTH`` are the wire's values."""
 
@@ -50,6 +60,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     """None = off; else how many alternatives per token, 0 allowed."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. Its whole prompt is computed then, whatever is cached."""
     min_tokens: int = 0
     ignore_eos: bool = False
 
@@ -155,6 +167,8 @@ class Sequence:
     """A running prefill that computes a prefix this waiting request shares ..."""
     held_until: int = 0
     """... and how many blocks of it."""
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of prompt tokens 1, 2, ..., as far as they are computed, if they were asked for."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -165,6 +179,11 @@ class Sequence:
     def output_len(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def scoring(self) -> bool:
+        """Whether prompt tokens may still lack a log-probability that was asked for."""
+        return self.params.prompt_logprobs is not None and self.output_len == 0
 
     @property
     def prefilling(self) -> bool:

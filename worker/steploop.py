@@ -22,7 +22,7 @@ from worker.generation import Delta, EngineStats, GenerationRequest, StepRecord
 from worker.outcome import TokenOut
 from worker.runner import Runner, RunnerError, StepPlan
 from worker.scheduler import Scheduler
-from worker.sequence import FinishReason, Sequence
+from worker.sequence import FinishReason, Sequence, TokenLogprob
 
 REFRESH_S = 0.02
 """Load and stats are renewed this often while steps run, and when requests come or go."""
@@ -230,6 +230,7 @@ class StepLoop(Generic[Target]):
             prompt_tokens=out.seq.prompt_len,
             output_tokens=out.seq.output_len,
             stop_reason=reason,
+            prompt_logprobs=_scores(out.seq),
             error=out.error,
         )
         self._outgoing.append((answer.target, delta))
@@ -259,3 +260,11 @@ class StepLoop(Generic[Target]):
         self._outgoing.append(
             (target, NoCapacity("this worker is shutting down", retry_after_s=1.0))
         )
+
+
+def _scores(seq: Sequence) -> tuple[TokenLogprob, ...] | None:
+    """Hands over the prompt's log-probabilities, once."""
+    if seq.params.prompt_logprobs is None or seq.output_len != 1:
+        return None
+    scores, seq.scores = tuple(seq.scores), []
+    return scores

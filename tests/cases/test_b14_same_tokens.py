@@ -230,6 +230,16 @@ def test_a_stream_says_the_same(http) -> None:
     assert int(answer.headers["x-headwater-matched-tokens"]) == (whole.prompt - 1) // BLOCK * BLOCK
 
 
+def test_reuse_is_not_expected_of_prompts_that_are_scored(http) -> None:
+    prompt = list(range(97, 117)) * 4
+    for scored in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
+        for turn in range(2):
+            ask(http, COMPLETIONS, prompt=[*prompt, 98 + turn])
+            told = ask(http, COMPLETIONS, prompt=prompt, **scored)
+            assert (told.predicted, told.cached) == (0, 0)
+            assert told.counted == told.prompt == 80
+
+
 def test_what_it_says_it_knows_is_what_the_ledger_of_errors_shows(gateway) -> None:
     """All tests before this one: hardly any token was predicted wrongly."""
     lines = gateway.http.get(f"{gateway.admin}/metrics").text.splitlines()

@@ -182,3 +182,13 @@ def test_error_body_has_the_openai_shape() -> None:
         "code": "no_capacity",
     }
     assert body == {"error": expected}
+
+
+def test_who_asks_for_the_log_probabilities_of_the_prompt() -> None:
+    assert chat(prompt_logprobs=0).scores_prompt
+    assert complete(prompt_logprobs=3).scores_prompt
+    assert complete(echo=True, logprobs=0).scores_prompt
+    for others in ({}, {"logprobs": 2}, {"echo": True}, {"echo": True, "logprobs": False}):
+        assert not complete(**others).scores_prompt
+    assert not chat(logprobs=True, echo=True).scores_prompt
+    assert not chat(prompt_logprobs=None).scores_prompt

@@ -167,8 +167,21 @@ def test_logprobs_have_another_meaning_in_each_form() -> None:
     assert ask(RouteKind.COMPLETIONS, logprobs=0).params.logprobs == 0
     assert refused(RouteKind.COMPLETIONS, logprobs=True).param == "logprobs"
     assert refused(RouteKind.COMPLETIONS, logprobs=21).param == "logprobs"
-    assert refused(RouteKind.COMPLETIONS, echo=True, logprobs=1).param == "logprobs"
+    assert ask(RouteKind.COMPLETIONS, echo=True, logprobs=1).params.prompt_logprobs == 1
+    assert ask(RouteKind.COMPLETIONS, echo=True).params.prompt_logprobs is None
+    assert ask(RouteKind.COMPLETIONS, logprobs=1).params.prompt_logprobs is None
     assert refused(echo=True).param == "echo"
+
+
+@pytest.mark.parametrize("kind", list(RouteKind))
+def test_prompt_logprobs(kind: RouteKind) -> None:
+    assert ask(kind, prompt_logprobs=0).params.prompt_logprobs == 0
+    assert ask(kind, prompt_logprobs=20).prompt_logprobs == 20
+    for wrong in (21, -1, "3", True):
+        assert refused(kind, prompt_logprobs=wrong).param == "prompt_logprobs"
+    assert refused(kind, prompt_logprobs=0, stream=True).param == "prompt_logprobs"
+    more = ask(RouteKind.COMPLETIONS, echo=True, logprobs=2, prompt_logprobs=5)
+    assert (more.params.prompt_logprobs, more.prompt_logprobs, more.params.logprobs) == (5, 5, 2)
 
 
 def test_an_empty_nucleus_is_its_best_token() -> None:

@@ -14,7 +14,7 @@ from shared.render import byte_bundle
 from worker.chatshape import ChatShape
 from worker.fanout import merge
 from worker.generation import Delta
-from worker.responses import Answer, CompletionShape, Head, failure, usage_of
+from worker.responses import Answer, CompletionShape, Head, Shown, failure, usage_of
 from worker.runner import TokenLogprob
 from worker.sequence import FinishReason
 from worker.tokentext import TokenText
@@ -69,7 +69,7 @@ def test_ends_that_are_no_answer_are_errors() -> None:
 
 def test_chat_chunks() -> None:
     shape = ChatShape(head(), TOKENS)
-    (role,) = shape.opening(2)
+    (role,) = shape.opening(2, delta(""))
     assert role == {
         "id": "id-1",
         "object": "chat.completion.chunk",
@@ -154,13 +154,13 @@ def test_completion_text_and_finish_share_a_chunk() -> None:
     assert chunk["choices"] == [
         {"index": 1, "text": "ab", "logprobs": None, "finish_reason": "stop"}
     ]
-    assert shape.opening(1) == []
+    assert shape.opening(1, delta("")) == []
     assert shape.chunks(1, delta("")) == []
 
 
 def test_echo_belongs_to_its_prompt() -> None:
-    shape = CompletionShape(head(), TOKENS, n=2, echoes=["one ", "two "])
-    assert [shape.opening(index)[0]["choices"][0]["text"] for index in range(4)] == [
+    shape = CompletionShape(head(), TOKENS, Shown(n=2, echoes=["one ", "two "]))
+    assert [shape.opening(index, delta(""))[0]["choices"][0]["text"] for index in range(4)] == [
         "one ",
         "one ",
         "two ",
@@ -174,6 +174,71 @@ def test_impossible_logprobs_are_json() -> None:
     logprobs = CompletionShape(head(), TOKENS).whole([one])["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999.0]
     assert logprobs["top_logprobs"] == [{"a": -9999.0}]
+
+
+def scored(prompt: tuple[int, ...], *more: tuple[int, float]) -> Delta:
+    """The first delta of an answer whose prompt's tokens got -1, -2, ..."""
+    entries = tuple(
+        TokenLogprob(-1.0 - place, ((65, -0.25), *more), rank=7 + place)
+        for place, _ in enumerate(prompt[1:])
+    )
+    own = (TokenLogprob(-0.5, ((98, -0.5),), rank=1),)
+    return Delta("b", (98,), own, None, 0, len(prompt), 1, prompt_logprobs=entries)
+
+
+def test_the_log_probabilities_of_an_echoed_prompt_come_first() -> None:
+    prompt = (256, *EARTH, 97)
+    shown = Shown([prompt], echoes=["🌍a"])
+    first = scored(prompt)
+    streamed = CompletionShape(head(), TOKENS, shown)
+    chunks = [*streamed.opening(0, first), *streamed.chunks(0, first)]
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert [part["text"] for part in parts] == ["🌍a", "b"]
+    one = Answer(0)
+    one.add(first)
+    whole = CompletionShape(head(), TOKENS, shown).whole([one])["choices"][0]
+    assert whole["text"] == "🌍ab"
+    for name, value in whole["logprobs"].items():
+        assert [item for part in parts for item in part["logprobs"][name]] == value
+    assert whole["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -3.0, -4.0, -5.0, -0.5]
+    assert whole["logprobs"]["text_offset"] == [0, 0, 0, 0, 0, 1, 2]
+    assert whole["logprobs"]["tokens"][-2:] == ["a", "b"]
+    assert whole["logprobs"]["top_logprobs"][0] is None
+    assert whole["logprobs"]["top_logprobs"][5] == {"A": -0.25, "a": -5.0}
+
+
+def test_special_tokens_that_are_written_out_count_in_offsets() -> None:
+    prompt = (97, 256, 98)
+    shown = Shown([prompt], echoes=["a<|im_start|>b"])
+    one = Answer(0)
+    one.add(scored(prompt))
+    whole = CompletionShape(head(), TOKENS, shown).whole([one])["choices"][0]
+    assert whole["logprobs"]["text_offset"] == [0, 1, 13, 14]
+
+
+def test_prompt_logprobs_in_vllms_form() -> None:
+    prompt, other = (97, 98, 65), (99, 98)
+    shown = Shown([prompt, other], n=2, prompt_logprobs=1)
+    answers = [Answer(0), Answer(0), Answer(1), Answer(1)]
+    answers[0].add(scored(prompt, (66, -0.75)))
+    answers[1].add(delta("x"))
+    answers[2].add(scored(other))
+    body = CompletionShape(head(), TOKENS, shown).whole(answers)
+    expected = [
+        None,
+        {
+            "98": {"logprob": -1.0, "rank": 7, "decoded_token": "b"},
+            "65": {"logprob": -0.25, "rank": 1, "decoded_token": "A"},
+        },
+        {"65": {"logprob": -2.0, "rank": 8, "decoded_token": "A"}},
+    ]
+    got = [choice["prompt_logprobs"] for choice in body["choices"]]
+    assert got[0] == got[1] == expected
+    assert list(got[0][1]) == ["98", "65"]
+    assert got[2] == got[3] == [None, expected[1]]
+    chat = ChatShape(head(), TOKENS, shown=Shown([prompt], prompt_logprobs=1)).whole(answers[:1])
+    assert chat["prompt_logprobs"] == expected
+    assert "prompt_logprobs" not in ChatShape(head(), TOKENS).whole(answers[:1])
 
 
 # --- single tokens -----------------------------------------------------------------------------

@@ -255,8 +255,9 @@ def test_streamed_equals_whole(
 ) -> None:
     streamed, whole = shape(), shape()
     answer = Answer(0)
-    chunks = streamed.opening(2)
-    for delta in deltas(text, size, finish, logprobs=logprobs):
+    all_deltas = deltas(text, size, finish, logprobs=logprobs)
+    chunks = streamed.opening(2, all_deltas[0])
+    for delta in all_deltas:
         chunks += streamed.chunks(2, delta)
         answer.add(delta)
     got = gathered(chunks)

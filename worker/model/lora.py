@@ -7,7 +7,7 @@ adapter lie together (:func:`grouped`), so each adapter costs two small products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +89,7 @@ class _Rows:
 
     body: tuple[_Segment, ...] = ()
     head: tuple[_Segment, ...] = ()
-    """The output layer gets the sampled rows only."""
+    """The output layer gets only the rows that are kept."""
 
 
 class LoraStore:
@@ -183,8 +183,8 @@ class LoraStore:
         wanted = {segment.adapter for segment in body}
         if missing := wanted - self._installed.keys():
             raise ValueError(f"adapters are not installed: {', '.join(sorted(missing))}")
-        head = _sampled(body, batch.sampled_rows.tolist()) if self._head in self._targets else ()
-        self._rows.body, self._rows.head = body, head
+        self._rows.body = body
+        self.head_gets(batch.sampled_rows.tolist())
         targets = [t for t in self._targets.values() if not wanted.isdisjoint(t.parts)]
         for target in targets:
             target.put()
@@ -193,6 +193,11 @@ class LoraStore:
         finally:
             for target in targets:
                 target.take_back()
+
+    def head_gets(self, rows: Sequence[int]) -> None:
+        """Within :meth:`applied`: which rows of the step (ascending) its next forward keeps."""
+        if self._head in self._targets:
+            self._rows.head = _sampled(self._rows.body, rows)
 
     def _without_own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Without copies of the model's own embeddings, which PEFT saves beside an adapted head."""
@@ -264,8 +269,8 @@ def _segments(plan: StepPlan) -> tuple[_Segment, ...]:
     return tuple(found)
 
 
-def _sampled(body: tuple[_Segment, ...], rows: list[int]) -> tuple[_Segment, ...]:
-    """The segments in terms of the sampled rows (ascending)."""
+def _sampled(body: tuple[_Segment, ...], rows: Sequence[int]) -> tuple[_Segment, ...]:
+    """The segments in terms of the rows that are kept (ascending)."""
     found: list[_Segment] = []
     for segment in body:
         inside = [i for i, row in enumerate(rows) if segment.start <= row < segment.stop]

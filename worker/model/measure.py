@@ -47,10 +47,10 @@ class TimedModel(LoadedModel):
 
     time: ForwardTime = field(default_factory=ForwardTime, kw_only=True)
 
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch, rows: Tensor | None = None) -> Tensor:
         """As the base class."""
         started = clock()
-        logits = LoadedModel.forward(self, batch)
+        logits = LoadedModel.forward(self, batch, rows)
         _wait(logits.device)
         self.time.spent += clock() - started
         return logits

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Self
@@ -18,11 +21,12 @@ from shared.bundle import BundleError, TokenizerBundle, load_bundle
 from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
 from worker.model.attention import ATTENTION, may_use_varlen, register
-from worker.model.batch import build_batch
+from worker.model.batch import StepBatch, build_batch
 from worker.model.fetch import Progress
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
 from worker.model.sampler import Sampler
+from worker.model.scores import NOTHING_SCORED, score_prompts
 from worker.model.selfcheck import check_against_plain
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel, load_model
@@ -161,21 +165,42 @@ class TorchRunner:
         self._adopt_thread()
         plan = grouped(plan)
         sampled = [chunk for chunk in plan.chunks if chunk.sample]
+        scoring = any(chunk.targets for chunk in plan.chunks)
+        scored = NOTHING_SCORED
         try:
             with torch.inference_mode():
-                chosen = self._sampler.sample(self.logits(plan), sampled)
+                batch = self._batch(plan)
+                once = self._loaded.layers_run_once() if scoring else nullcontext()
+                with self.adapters.applied(plan, batch), once:
+                    logits = self._loaded.forward(batch)
+                    if scoring:
+                        scored = score_prompts(plan.chunks, partial(self._logits_of, batch))
+                chosen = self._sampler.sample(logits, sampled)
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunnerError(f"step of {plan.n_tokens} tokens failed: {error}") from error
-        seconds = time.perf_counter() - started
-        return StepResult(chosen.tokens, chosen.logprobs, seconds, chosen.failed)
+        return StepResult(
+            chosen.tokens,
+            chosen.logprobs,
+            time.perf_counter() - started,
+            {**chosen.failed, **scored.failed},
+            scored.logprobs,
+        )
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Forward alone: logits ``[S, V]`` of the chunks that sample, in plan order. Writes KV."""
+        batch = self._batch(plan)
+        with self.adapters.applied(plan, batch):
+            return self._loaded.forward(batch)
+
+    def _batch(self, plan: StepPlan) -> StepBatch:
         batch = build_batch(plan, self._pool, self._loaded.device, paged=self._varlen)
         self.counts.views += batch.views
         self.counts.gathers += len(batch.spans) - batch.views
-        with self.adapters.applied(plan, batch):
-            return self._loaded.forward(batch)
+        return batch
+
+    def _logits_of(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
+        self.adapters.head_gets(rows)
+        return self._loaded.forward(batch, torch.tensor(rows, device=self._loaded.device))
 
     def forget(self, seq_id: str) -> None:
         """Nothing is kept per sequence: a seeded draw is a function of seed and position."""

@@ -15,17 +15,15 @@ from random import Random
 import torch
 from torch import Tensor
 
-from worker.runner import Chunk, TokenLogprob
-from worker.sequence import SamplingParams
+from worker.model.scores import NOT_NUMBERS, token_logprobs
+from worker.runner import Chunk
+from worker.sequence import SamplingParams, TokenLogprob
 
 _SHORTLIST = 1024
 """Candidates that nearly always hold a whole nucleus; else all are sorted."""
 
 _COLDEST = 1e-6
 """Lower temperatures choose the same token and would overflow float32."""
-
-
-NOT_NUMBERS = "the model produced logits that are not numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +214,6 @@ def _logprobs(
     rows = [row for row, chunk in enumerate(chunks) if chunk.params.logprobs is not None]
     if not rows:
         return {}
-    asked = logits[rows].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     wanted = [chunks[row].params.logprobs or 0 for row in rows]
-    best = asked.topk(min(max(wanted), asked.shape[-1]))
-    found = {}
-    for line, (row, n) in enumerate(zip(rows, wanted, strict=True)):
-        ids, values = best.indices[line, :n].tolist(), best.values[line, :n].tolist()
-        chosen = float(asked[line, tokens[row]])
-        found[chunks[row].seq_id] = TokenLogprob(chosen, tuple(zip(ids, values, strict=True)))
-    return found
+    found = token_logprobs(logits[rows], [tokens[row] for row in rows], wanted)
+    return {chunks[row].seq_id: entry for row, entry in zip(rows, found, strict=True)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,18 +66,42 @@ class LoadedModel:
         """Type of the weights."""
         return self.model.dtype
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Logits ``[S, V]`` of the sampled rows of one packed step; writes KV."""
+    def forward(self, batch: StepBatch, rows: Tensor | None = None) -> Tensor:
+        """Logits ``[S, V]`` of the sampled rows of one packed step, or of ``rows``; writes KV."""
         with torch.inference_mode():
             out = self.model(
                 input_ids=batch.ids,
                 position_ids=batch.positions,
                 use_cache=False,
-                logits_to_keep=batch.sampled_rows,
+                logits_to_keep=batch.sampled_rows if rows is None else rows,
                 paged=batch,
             )
         logits: Tensor = out.logits[0]
         return logits
+
+    @contextmanager
+    def layers_run_once(self) -> Iterator[None]:
+        """Within it only the first forward computes the layers, the others their head alone: for
+        more rows of the same batch. What a model does to its logits afterwards stays in place.
+        """
+        model: Any = self.model
+        decoder = model.get_decoder()
+        if decoder is model:  # no part of it is known to be the layers alone
+            yield
+            return
+        compute: Callable[..., Any] = decoder.forward
+        kept: list[Any] = []
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not kept:
+                kept.append(compute(*args, **kwargs))
+            return kept[0]
+
+        decoder.forward = forward
+        try:
+            yield
+        finally:
+            decoder.forward = compute
 
 
 def load_model(

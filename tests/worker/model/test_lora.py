@@ -99,6 +99,12 @@ class Served:
     def run(self, asks: Sequence[tuple[str, Sequence[int]]], **limits: Any) -> list[Generation]:
         """Answers of the scheduler with a pool of its own."""
         blocks = limits.pop("blocks", 150)
+        params = SamplingParams(
+            temperature=0,
+            ignore_eos=True,
+            max_tokens=NEW,
+            prompt_logprobs=limits.pop("prompt_logprobs", None),
+        )
         settings = {"max_batch_tokens": 64, "max_running": 16, "max_waiting": 99, **limits}
         scheduler = Scheduler(
             BlockPool(blocks, SIZE),
@@ -106,7 +112,6 @@ class Served:
             eos_token_ids=self.runner.eos_token_ids,
             **settings,
         )
-        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=NEW)
         made = []
         for name, (scope, prompt) in enumerate(asks):
             root = Scope("m", "t", adapter=scope).root(b"key")
@@ -188,6 +193,14 @@ def test_the_output_layer_can_be_adapted(driver: Callable[..., Any], tmp_path: P
     served.add("body", tmp_path / "body", target_modules=["up_proj"])
     asks = [(s, prompt_of(20 + i, i)) for i, s in enumerate(["head", "", "body", "head", ""])]
     served.check(served.run(asks, max_batch_tokens=17))
+    scored = served.run(asks, max_batch_tokens=17, prompt_logprobs=1)
+    served.check(scored)
+    for one in scored:
+        ids = torch.tensor([one.tokens[: one.prompt_len]])
+        with torch.inference_mode():
+            logits = served.references[one.adapter](input_ids=ids, use_cache=False).logits[0]
+        right = logits[:-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        assert [entry.logprob for entry in one.scores] == pytest.approx(right.tolist(), abs=1e-9)
     # PEFT saves the layer itself with it; it must be the model's own
     path = tmp_path / "head" / "adapter_model.safetensors"
     tensors = load_file(path)
