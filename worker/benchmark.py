@@ -197,15 +197,15 @@ def _reuse_blocks(reuse: tuple[int, int], block_size: int) -> int:
 def render(report: Report, console: Console) -> None:
     """As a table for people."""
     table = Table(title="headwater worker --benchmark", title_justify="left")
-    for name in ("", "tok/s", "time", "outside the forward pass", ""):
+    for name in ("", "tok/s", "time", "outside forward", ""):
         table.add_column(name, justify="left" if not name else "right")
     for p in report.prefill:
-        share = "" if p.of_gemm_rate is None else f"{p.of_gemm_rate:.0%} of the GEMM rate"
+        share = "" if p.of_gemm_rate is None else f"{p.of_gemm_rate:.0%} of GEMM rate"
         rate, outside = f"{p.tokens_per_s:,.0f}", f"{p.outside_forward:.1%}"
         table.add_row(f"prefill of {p.tokens}", rate, _time(p.seconds), outside, share)
     for d in report.decode:
         rate, outside = f"{d.tokens_per_s:,.1f}", f"{d.outside_forward:.1%}"
-        what = f"decode, batch {d.batch}, context {d.context}"
+        what = f"decode {d.batch} x {d.context}"
         table.add_row(what, rate, f"{_time(d.step_s)} a step", outside, "")
     if report.reuse is not None:
         r = report.reuse

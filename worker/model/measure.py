@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from random import Random
 from typing import Any
 
 import torch
@@ -59,18 +58,10 @@ class TimedModel(LoadedModel):
 class TimedRunner(TorchRunner):
     """A runner that knows how long its forward passes took, and what its model looks like."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        n_blocks: int,
-        block_size: int,
-        *,
-        threads: int = 0,
-        rng: Random | None = None,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, *sizes: int, **settings: Any) -> None:
         facts = {item.name: getattr(loaded, item.name) for item in fields(LoadedModel)}
         timed = TimedModel(**facts)
-        super().__init__(timed, n_blocks, block_size, threads=threads, rng=rng)
+        super().__init__(timed, *sizes, **settings)
         self.time = timed.time
         self.shape = shape_of(loaded)
         self.device, self.dtype, self.source = loaded.device, loaded.dtype, loaded.source

@@ -63,9 +63,9 @@ def test_the_report_names_what_was_measured_and_what_did_not_fit(folder: Path) -
 
 def test_text_for_people_and_progress_apart_from_it(folder: Path) -> None:
     args = command(folder, "--kv-blocks", "40", "--no-prefix-cache")
-    done = CliRunner().invoke(app, args)
+    done = CliRunner(env={"COLUMNS": "100"}).invoke(app, args)
     assert done.exit_code == 0, done.output
-    for part in ("prefill of 512", "decode, batch 1", "memory read", "GFLOP/s", "kv_blocks 40"):
+    for part in ("prefill of 512", "decode 1 x 512", "memory read", "GFLOP/s", "kv_blocks 40"):
         assert part in done.stdout
     assert "prefill of 2048: needs" in " ".join(done.stdout.split())
     assert "the prefix cache is off" in done.stdout
