@@ -1,21 +1,79 @@
-"""How fast steps are, learned from their durations, and how much prefill fits into a time budget.
-
-A step is modelled as ``decode + tokens * prefill``: ``decode`` seconds for its decoding sequences
-(average over steps that only decode) and ``prefill`` seconds for each prefill token.
-"""
+"""How fast steps are, and how much prefill fits beside decodes into a time budget."""
 
 from __future__ import annotations
 
-from worker.runner import StepPlan
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from math import inf, sqrt
+
+from worker.runner import Chunk, StepPlan
+from worker.steptime import StepTime, Work
+
+MIN_CHUNK = 16
+"""Prefill tokens that a step gets whatever its time budget says, so that prefills advance."""
+
+GROWTH = 2
+"""A step beside decodes gets at most so many times the prefill tokens that any step has had yet."""
+
+LIMIT = 1.15
+"""A step should not take longer than this times its time budget; a little below what is promised,
+1.2."""
+
+WARM_UP = 8
+"""Mixed steps whose predictions are not yet judged."""
+
+MEMORY = 256
+"""So many predictions are remembered ..."""
+
+EXCUSED = 1
+"""... of which so many may have been too low: less than one in a hundred."""
 
 HALF_LIFE_TOKENS = 256
-"""A prefill sample counts half after so many more tokens: long contexts make tokens dearer."""
+"""A prefill sample counts half after so many more tokens, in the rate that is reported."""
 
 DECODE_WEIGHT = 0.2
-"""Weight of the newest decode step."""
+"""Weight of the newest decode step, in the rate that is reported."""
 
 MIN_PREFILL_SHARE = 0.1
 """Of a mixed step, at least this share of the time is put down to its prefill tokens."""
+
+
+class Allowance:
+    """What is left for prefills in one step: tokens and seconds."""
+
+    def __init__(
+        self, tokens: int, seconds: float = inf, costs: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        self.tokens = tokens
+        self._seconds = seconds
+        self._per_token, self._per_attended = costs
+        self._untouched = True
+
+    def take(self, start: int, wanted: int) -> int:
+        """Tokens that a sequence may compute from position ``start`` on; they are used up then.
+
+        The first one to ask gets :data:`MIN_CHUNK` tokens even if they take too long.
+        """
+        slope = self._per_token + self._per_attended * start
+        n = min(wanted, self.tokens, self._that_fit(slope))
+        if self._untouched:
+            n = max(n, min(wanted, self.tokens, MIN_CHUNK))
+            self._untouched = False
+        self.tokens -= n
+        self._seconds -= n * slope + n * n / 2 * self._per_attended
+        if n == 0 or self._seconds <= 0.0 or self._seconds < self._per_token:
+            self.tokens = 0
+        return n
+
+    def _that_fit(self, slope: float) -> int:
+        """Largest n with n * slope + n² / 2 * attended <= seconds."""
+        left = self._seconds
+        if left <= 0.0:
+            return 0
+        bend = sqrt(slope * slope + 2 * self._per_attended * left)
+        most = 2 * left / (slope + bend) if slope + bend > 0.0 else inf
+        return int(min(most, self.tokens))
 
 
 class Pace:
@@ -23,14 +81,16 @@ class Pace:
 
     def __init__(self, max_step_s: float) -> None:
         self._max_step_s = max_step_s
+        self._model = StepTime()
+        self._largest = 0
+        self._mixed = 0
+        self._misses: deque[float] = deque(maxlen=MEMORY)
+        """Measured / predicted of the latest mixed steps ..."""
+        self._sorted: list[float] = []
+        """... and in order."""
         self._decode_s = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
-
-    @property
-    def prefill_s_per_token(self) -> float:
-        """0 = not measured yet."""
-        return self._seconds / self._tokens if self._tokens else 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -42,23 +102,46 @@ class Pace:
         """Of one sequence; 0 = not measured yet."""
         return 1.0 / self._decode_s if self._decode_s else 0.0
 
-    def prefill_limit(self) -> int | None:
-        """Prefill tokens that fit beside decodes; None = no limit known."""
-        per_token = self.prefill_s_per_token
-        if not self._max_step_s or not per_token:
-            return None
-        return max(0, int((self._max_step_s - self._decode_s) / per_token))
+    def allowance(self, tokens: int, decodes: Sequence[Chunk]) -> Allowance:
+        """What prefills may use beside these decodes, of ``tokens`` at most."""
+        if not decodes or not self._max_step_s:
+            return Allowance(tokens)
+        tokens = min(tokens, max(MIN_CHUNK, GROWTH * self._largest))
+        left = self._max_step_s * self._caution() - self._model.predict(Work.of(decodes))
+        return Allowance(tokens, left, self._model.prefill_costs)
+
+    def _caution(self) -> float:
+        """Share of the time budget to aim at: less than all if predictions are often too low."""
+        if len(self._sorted) <= EXCUSED:
+            return 1.0
+        return min(1.0, LIMIT / self._sorted[-1 - EXCUSED])
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn from a finished step."""
-        decodes = plan.n_decodes
-        tokens = plan.n_tokens - decodes
-        if not tokens:
+        work = Work.of(plan.chunks)
+        self._largest = max(self._largest, work.tokens)
+        if not work.tokens:
             weight = DECODE_WEIGHT if self._decode_s else 1.0
             self._decode_s += weight * (seconds - self._decode_s)
+            self._model.observe(work, seconds)
             return
-        if decodes:
-            seconds = max(seconds - self._decode_s, MIN_PREFILL_SHARE * seconds)
-        keep = 0.5 ** (tokens / HALF_LIFE_TOKENS)
-        self._tokens = keep * self._tokens + tokens
-        self._seconds = keep * self._seconds + seconds
+        own = seconds
+        if work.decodes:
+            self._judge(work, seconds)
+            beside = self._model.predict(Work(work.decodes, work.decode_context))
+            own = max(seconds - beside, MIN_PREFILL_SHARE * seconds)
+        keep = 0.5 ** (work.tokens / HALF_LIFE_TOKENS)
+        self._tokens = keep * self._tokens + work.tokens
+        self._seconds = keep * self._seconds + own
+        self._model.observe(work, seconds)
+
+    def _judge(self, work: Work, seconds: float) -> None:
+        """Remember by how much the prediction for a mixed step was missed."""
+        self._mixed += 1
+        if self._mixed <= WARM_UP or not self._model.known:
+            return
+        if len(self._misses) == MEMORY:
+            del self._sorted[bisect_left(self._sorted, self._misses[0])]
+        miss = seconds / max(self._model.predict(work), 1e-9)
+        self._misses.append(miss)
+        insort(self._sorted, miss)

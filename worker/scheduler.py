@@ -23,15 +23,12 @@ from shared.load import WorkerLoad
 from shared.paging import BlockPool
 from worker.deadlines import Deadlines
 from worker.outcome import Counters, TokenOut
-from worker.pace import Pace
+from worker.pace import Allowance, Pace
 from worker.runner import Chunk, StepPlan, StepResult
 from worker.seqblocks import SequenceBlocks
 from worker.sequence import FinishReason, Phase, Sequence
 from worker.siblings import Siblings
 from worker.verdict import verdict
-
-MIN_CHUNK = 16
-"""Prefill tokens that a step gets whatever its time budget says."""
 
 
 class Scheduler:
@@ -128,8 +125,7 @@ class Scheduler:
         self._step += 1
         chunks: list[Chunk] = []
         self._plan_decodes(self._decode_share(), chunks)
-        budget = self._prefill_budget(len(chunks))
-        self._plan_prefills(budget, chunks)
+        self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
         # What a reserve for prefills did not use goes to decodes after all.
         self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
         return StepPlan(tuple(chunks)) if chunks else None
@@ -226,11 +222,6 @@ class Scheduler:
         self.counters.preemptions += 1
         insort(self._waiting, seq, key=_rank)
 
-    def _prefill_budget(self, n_decodes: int) -> int:
-        left = self._budget - n_decodes
-        limit = self._pace.prefill_limit() if n_decodes else None
-        return left if limit is None else min(left, max(limit, MIN_CHUNK))
-
     def _plan_chunk(self, seq: Sequence, n_tokens: int, chunks: list[Chunk]) -> None:
         start, end = seq.computed, seq.computed + n_tokens
         seq.last_step = self._step
@@ -253,7 +244,7 @@ class Scheduler:
 
     # ---- prefills and admission ----
 
-    def _plan_prefills(self, budget: int, chunks: list[Chunk]) -> None:
+    def _plan_prefills(self, allowance: Allowance, chunks: list[Chunk]) -> None:
         """Continue running prefills and start waiting sequences, the most urgent first. One that
         waits for a sibling lets others pass; one that finds no space does not, or a big prompt
         would starve."""
@@ -261,7 +252,7 @@ class Scheduler:
         admitting = True
         candidates = merge(sorted(self._prefills(), key=_turn), self._waiting, key=_turn)
         for seq in candidates:
-            if budget < 1:
+            if allowance.tokens < 1:
                 break
             if seq.phase is Phase.WAITING:
                 if not admitting or self._held_back(seq, siblings):
@@ -270,7 +261,9 @@ class Scheduler:
                 if not admitting:
                     continue
                 siblings.add(seq)
-            budget -= self._plan_prefill(seq, budget, chunks)
+            n_tokens = allowance.take(seq.computed, len(seq.tokens) - seq.computed)
+            if n_tokens > 0:
+                self._plan_chunk(seq, n_tokens, chunks)
         if len(self._waiting) + len(self._running) > len(self._sequences):
             self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
 
@@ -280,12 +273,6 @@ class Scheduler:
         held = siblings.hold_back(seq)
         self.counters.held_back += held
         return held
-
-    def _plan_prefill(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        n_tokens = min(budget, len(seq.tokens) - seq.computed)
-        if n_tokens > 0:
-            self._plan_chunk(seq, n_tokens, chunks)
-        return max(0, n_tokens)
 
     def _start(self, seq: Sequence) -> bool:
         """Let a waiting sequence run; False, and no change, if there is no space for it."""

@@ -227,8 +227,13 @@ def test_without_decodes_the_whole_token_budget_is_used() -> None:
 
 
 def test_a_prefill_gets_its_minimum_even_when_decodes_use_up_the_time() -> None:
-    rig = Rig(n_blocks=400, budget=64, max_step_ms=5.0, prefill_s_per_token=0.001)
-    rig.scheduler._pace._decode_s = 1.0
+    rig = Rig(
+        n_blocks=400,
+        budget=64,
+        max_step_ms=5.0,
+        prefill_s_per_token=0.001,
+        decode_s_per_step=1.0,
+    )
     decoding(rig, 2)
     rig.submit(prompt(random.Random(2), 160), greedy(1))
     rig.step()

@@ -8,8 +8,6 @@ import pytest
 from enginerig import ROOT, Rig, greedy, prompt
 
 from shared.blocks import chain_keys, pack_tokens
-from worker.pace import Pace
-from worker.runner import Chunk, StepPlan
 from worker.sequence import BlockChain, FinishReason, Sequence
 
 B = 16
@@ -160,34 +158,3 @@ def test_a_chain_grows_with_its_tokens() -> None:
     tokens += prompt(random.Random(11), 20)
     assert len(chain.units(tokens)) == 3
     assert [chain.key(1), chain.key(2)] == chain_keys(ROOT, tokens)[1:]
-
-
-def step_of(prefill: int, decodes: int) -> StepPlan:
-    params = greedy(1)
-    chunks = [Chunk("p", 0, (1,) * prefill, (0,), sample=True, params=params)] if prefill else []
-    chunks += [
-        Chunk(f"d{each}", 5, (1,), (0,), sample=True, params=params, output_len=1)
-        for each in range(decodes)
-    ]
-    return StepPlan(tuple(chunks))
-
-
-def test_the_pace_learns_both_parts_of_a_step() -> None:
-    pace = Pace(max_step_s=0.25)
-    assert pace.prefill_limit() is None
-    for _ in range(5):
-        pace.observe(step_of(0, 4), 0.05)
-        pace.observe(step_of(100, 4), 0.05 + 100 * 0.002)
-    assert pace.decode_tokens_per_s == pytest.approx(20.0)
-    assert pace.prefill_s_per_token == pytest.approx(0.002)
-    assert pace.prefill_limit() == pytest.approx(100, abs=1)
-    for _ in range(30):
-        pace.observe(step_of(100, 4), 0.05 + 100 * 0.004)
-    assert pace.prefill_limit() == pytest.approx(50, abs=1)
-
-
-def test_no_time_budget_no_limit() -> None:
-    pace = Pace(max_step_s=0.0)
-    pace.observe(step_of(100, 0), 1.0)
-    assert pace.prefill_limit() is None
-    assert pace.prefill_tokens_per_s == pytest.approx(100.0)
