@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import argparse
 import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +100,21 @@ def say(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {what}", file=sys.stderr, flush=True)
 
 
-def against_llama(bench: Bench) -> list[Row]:
+def against_llama(bench: Bench) -> Iterator[Row]:
     """Case f, both pairs."""
-    if bench.llama_python is None:
-        return [
-            *llama.missing("F32", "fp32", llama.MISSING),
-            *llama.missing("Q8_0", "int8", llama.MISSING),
-        ]
+    python = bench.llama_python
+    if python is None:
+        yield from llama.missing("F32", "fp32", llama.MISSING)
+        yield from llama.missing("Q8_0", "int8", llama.MISSING)
+        return
     folder = cache_root("") / "llama-peer"
-    llama.make_models(bench.llama_python, folder)
-    rows = llama.against_llama(
-        bench.probe, bench.llama_python, folder / "F32.gguf", bench.rounds, bench.meter, "fp32"
-    )
-    return rows + llama.missing("Q8_0", "int8", "this worker has no int8 weights")
+    llama.make_models(python, folder)
+    file = folder / "F32.gguf"
+    yield from llama.against_llama(bench.probe, python, file, bench.rounds, bench.meter, "fp32")
+    yield from llama.missing("Q8_0", "int8", "this worker has no int8 weights")
 
 
-CASES: dict[str, Callable[[Bench], list[Row]]] = {
+CASES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     "a": lambda b: throughput(b.probe, b.plain(), b.rounds, b.meter),
     "b": lambda b: cases.reuse(b.probe, b.runner.shape, b.rounds, b.meter),
     "c": lambda b: cases.outside(b.probe, b.rounds, b.meter),
@@ -125,6 +125,14 @@ CASES: dict[str, Callable[[Bench], list[Row]]] = {
     "h": lambda b: cases.equality(b.model, b.scale),
     "i": lambda b: cases.on_cuda(),
 }
+
+
+def run_case(bench: Bench, name: str) -> Iterator[Row]:
+    """Its rows; what breaks is a row too, so that an hour's work is not lost."""
+    try:
+        yield from CASES[name](bench)
+    except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        yield Row(name, "the rest of this case", None, 0.0, note=f"failed: {error}")
 
 
 def main() -> int:
@@ -148,7 +156,9 @@ def main() -> int:
     rows: list[Row] = []
     for name in wanted:
         say(f"case {name}")
-        rows += CASES[name](bench)
+        for row in run_case(bench, name):
+            say(f"{row.figure}: {row.value_text} {row.status} ({row.note})")
+            rows.append(row)
     show(rows, bench.about(), args.format)
     return 1 if any(row.status == "missed" for row in rows) else 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,10 @@ def make_models(python: str, folder: Path) -> None:
 
 def against_llama(
     probe: Probe, python: str, model: Path, rounds: int, meter: Meter, ours: str
-) -> list[Row]:
+) -> Iterator[Row]:
     """Case f for one pair of weights; ``ours`` names our side."""
     kind = model.stem
     peer = Llama(python, model, threads=1)
-    rows = []
     try:
         for name, (tokens, theirs, mine) in _pairs(probe, peer).items():
             mine()
@@ -82,21 +81,18 @@ def against_llama(
             must, goal = BOUNDS[kind].get(name, (None, None))
             detail = contest.detail(tokens) | {"llama_cpp_python": peer.version}
             rates = {who: detail[who]["tokens_per_cpu_s"] for who in ("headwater", "llama.cpp")}
-            rows.append(
-                Row(
-                    "f",
-                    f"{name}, {ours} against llama.cpp {kind}",
-                    contest.ratio("headwater", "llama.cpp", meter),
-                    must,
-                    goal,
-                    by_wall=contest.ratio("headwater", "llama.cpp", "wall"),
-                    note=f"{rates['headwater']} / {rates['llama.cpp']} tok per CPU second",
-                    detail=detail,
-                )
+            yield Row(
+                "f",
+                f"{name}, {ours} against llama.cpp {kind}",
+                contest.ratio("headwater", "llama.cpp", meter),
+                must,
+                goal,
+                by_wall=contest.ratio("headwater", "llama.cpp", "wall"),
+                note=f"{rates['headwater']} / {rates['llama.cpp']} tok per CPU second",
+                detail=detail,
             )
     finally:
         peer.close()
-    return rows
 
 
 def _pairs(

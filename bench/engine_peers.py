@@ -6,7 +6,7 @@ float32 weights. Each round starts with an empty cache. Starting an engine is no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -169,9 +169,8 @@ class Field:
         return float(best[0] - best[1])
 
 
-def throughput(probe: Probe, plain: Any, rounds: int, meter: Meter) -> list[Row]:
+def throughput(probe: Probe, plain: Any, rounds: int, meter: Meter) -> Iterator[Row]:
     """Case a."""
-    rows: list[Row] = []
     field = Field(probe, plain)
     for load in workloads(Random(1)):
         contest = Contest.run(
@@ -195,16 +194,13 @@ def throughput(probe: Probe, plain: Any, rounds: int, meter: Meter) -> list[Row]
             ("generate", "HF generate", load.against_generate),
             ("batching", "transformers' continuous batching", load.against_batching),
         ):
-            rows.append(
-                Row(
-                    "a",
-                    f"throughput against {title}, {load.name}",
-                    contest.ratio("headwater", peer, meter),
-                    must,
-                    goal,
-                    by_wall=contest.ratio("headwater", peer, "wall"),
-                    note=note,
-                    detail=detail,
-                )
+            yield Row(
+                "a",
+                f"throughput against {title}, {load.name}",
+                contest.ratio("headwater", peer, meter),
+                must,
+                goal,
+                by_wall=contest.ratio("headwater", peer, "wall"),
+                note=note,
+                detail=detail,
             )
-    return rows

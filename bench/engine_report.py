@@ -44,6 +44,11 @@ class Row:
             return "goal"
         return "met" if self._reaches(self.must) else "missed"
 
+    @property
+    def value_text(self) -> str:
+        """The value with its unit."""
+        return _number(self.value, self.unit)
+
     def _reaches(self, bound: float) -> bool:
         assert self.value is not None
         return self.value <= bound if self.less_is_better else self.value >= bound
@@ -106,7 +111,7 @@ def show(rows: Sequence[Row], about: Mapping[str, Any], style: str) -> None:
         table.add_row(
             row.case,
             row.figure,
-            _number(row.value, row.unit),
+            row.value_text,
             _number(row.by_wall, row.unit),
             "" if row.must is None else bound + _number(row.must, row.unit),
             "" if row.goal is None else bound + _number(row.goal, row.unit),
