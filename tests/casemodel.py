@@ -11,7 +11,15 @@ from typing import Any
 import torch
 import transformers
 from enginerig import Answer, Rig, decode
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from shared.render import byte_bundle
 from worker.detokenise import Detokenizer
@@ -105,6 +113,36 @@ def merging_model(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     size = tokenizer.get_vocab_size()
     tiny_llama(size, torch.float32, eos_token_id=1, bos_token_id=0).save_pretrained(folder)
+    return folder
+
+
+def fallback_model(folder: Path) -> Path:
+    """A model in SentencePiece's way: words with a blank in front, bytes for what is no piece."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["\u2581", "\u2581the", "\u2581a", "ing", "\u4f60", "\u597d", "\U0001f30d", "\u00e9"]
+    pieces += [chr(code) for code in range(0x21, 0x7F)]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": BOS_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    size = len(pieces)
+    tiny_llama(size, torch.float32, eos_token_id=2, bos_token_id=1).save_pretrained(folder)
     return folder
 
 

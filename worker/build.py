@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -132,10 +132,11 @@ def assemble(
     log = EventLog(worker, epoch, stride_of(runner.block_size), wall=service.wall)
     log.attach(asyncio.get_running_loop())
     renderer = Renderer(model.bundle, RENDER_CACHE_BYTES)
+    tokens = TokenText(renderer.tokenizer)
     engine = Engine(
         runner,
         _scheduler(config, runner),
-        _detokenizers(renderer),
+        lambda prompt: Detokenizer(tokens.decode, prompt),
         service.clock,
         log.append,
         service.metrics.on_step,
@@ -152,7 +153,6 @@ def assemble(
         adapters.adopt(name, folder, read)
     pool_tokens = runner.n_blocks * runner.block_size
     limit = min(runner.max_model_len, pool_tokens)
-    tokens = TokenText(renderer.tokenizer)
     template = model.bundle.tool_template or model.bundle.chat_template
     loaded = Loaded(
         engine=engine,
@@ -235,10 +235,3 @@ def _grammars(model: Model, renderer: Renderer) -> GrammarCompiler:
     ids = renderer.tokenizer.get_vocab().values()
     tokens = max(model.runner.vocab_size, max(ids, default=0) + 1)
     return GrammarCompiler(model.bundle.tokenizer_json, tokens, model.runner.eos_token_ids)
-
-
-def _detokenizers(renderer: Renderer) -> Callable[[tuple[int, ...]], Detokenizer]:
-    def decode(ids: Sequence[int]) -> str:
-        return renderer.decode(ids, skip_special_tokens=True)
-
-    return lambda prompt: Detokenizer(decode, prompt)

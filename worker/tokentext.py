@@ -1,4 +1,4 @@
-"""Single tokens as bytes and as text, for log-probabilities: P, no I/O.
+"""Tokens as bytes and as text, for answers and for log-probabilities: P, no I/O.
 
 A token of a byte-level or byte-fallback vocabulary can be part of a character. Its exact bytes are
 what joins to the answer; where they are no UTF-8, OpenAI's ``bytes:\\xe4\\xbd`` form is shown.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "\u2581"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -31,9 +33,23 @@ class TokenText:
         self._tokenizer = tokenizer
         decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
         self._alphabet = _byte_alphabet() if '"ByteLevel"' in decoder else {}
+        self._falls_back = '"ByteFallback"' in decoder
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token: item.content for token, item in added.items()}
         self._special = frozenset(token for token, item in added.items() if item.special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of a part of an answer: special tokens are left out, broken UTF-8 is U+FFFD.
+
+        The library shows a whole run of fallback bytes as broken if one of them is, and so loses
+        the whole characters beside it. Such a run is put together here.
+        """
+        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        if not self._falls_back or REPLACEMENT not in text:
+            return text
+        exact = b"".join(map(self.bytes_of, tokens)).decode(errors="replace")
+        # Some tokenizers leave out the blank at the beginning.
+        return exact[1:] if exact.startswith(" ") and not text.startswith(" ") else exact
 
     def bytes_of(self, token: int) -> bytes:
         """What the token adds to the answer; empty for special tokens and unknown ids."""

@@ -18,7 +18,7 @@ from rig import Stub
 __all__ = ["dial", "log", "quick_serve", "stub"]
 
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-    collect_ignore_glob = ["test_d0*.py"]
+    collect_ignore_glob = ["test_d0*.py", "test_a02*.py", "test_a03*.py"]
 
 MODELLED = {
     "HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "50",
@@ -91,6 +91,25 @@ def torch_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPro
         "--model", str(byte_model(folder / "bytes")), "--served-model-name", "fake", *flags
     )
     yield made
+    launcher.end()
+
+
+@pytest.fixture(scope="session", params=["bytes", "merges", "fallback"])
+def spelling_worker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    """E over bytes, over merged bytes, and over words with bytes to fall back to."""
+    import casemodel
+
+    folder = tmp_path_factory.mktemp("spelling")
+    make = {
+        "bytes": casemodel.byte_model,
+        "merges": casemodel.merging_model,
+        "fallback": casemodel.fallback_model,
+    }[request.param]
+    launcher = WorkerLauncher(folder)
+    flags = ("--served-model-name", "fake", "--threads", "1", "--kv-blocks", "512")
+    yield launcher("--model", str(make(folder / "model")), *flags)
     launcher.end()
 
 

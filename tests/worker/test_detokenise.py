@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from worker.detokenise import MAX_PENDING_TOKENS, AnswerText, Detokenizer, StopMatcher
+from worker.detokenise import MAX_PENDING_TOKENS, REPLACEMENT, AnswerText, Detokenizer, StopMatcher
+from worker.tokentext import TokenText
 
 TEXTS = [
     "plain",
@@ -180,3 +181,46 @@ def test_what_is_held_back_comes_at_the_end() -> None:
     text = AnswerText(Detokenizer(decode), ("abc",), min_tokens=0)
     assert [text.push(token, 1).text for token in b"xab"] == ["x", "", ""]
     assert text.finish().text == "ab"
+
+
+def fallback_tokenizer() -> tuple[Tokenizer, list[str]]:
+    """Words with a blank in front, and bytes for the rest, as SentencePiece has them."""
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += ["<unk>", "</s>", "\u2581", "\u2581the", "ing", "\u4f60", "\N{REPLACEMENT CHARACTER}"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    return tokenizer, pieces
+
+
+FALLBACK, PIECES = fallback_tokenizer()
+FALLBACK_TEXT = TokenText(FALLBACK)
+
+
+@given(
+    st.lists(
+        st.integers(0, len(PIECES) - 1) | st.sampled_from([*"\u00e9\U0001f680".encode(), 0x65]),
+        max_size=24,
+    ),
+    st.integers(0, 6),
+)
+def test_fallback_bytes_break_only_themselves(ids: list[int], n_prompt: int) -> None:
+    prompt, answer = ids[:n_prompt], ids[n_prompt:]
+    pieces = one_by_one(Detokenizer(FALLBACK_TEXT.decode, prompt), answer)
+    data = b"".join(map(FALLBACK_TEXT.bytes_of, answer))
+    expected = data.decode(errors="replace")
+    # A character that the prompt began cannot be joined with it, and a first blank may be left out.
+    said = "".join(pieces)
+    if not prompt:
+        assert said in (expected, expected.removeprefix(" "))
+    assert said.replace(REPLACEMENT, "").strip() == expected.replace(REPLACEMENT, "").strip()
