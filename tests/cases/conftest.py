@@ -94,19 +94,15 @@ def torch_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPro
     launcher.end()
 
 
-@pytest.fixture(scope="session", params=["bytes", "merges", "fallback"])
+@pytest.fixture(scope="session", params=["merges", "fallback"])
 def spelling_worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerProcess]:
-    """E over bytes, over merged bytes, and over words with bytes to fall back to."""
-    import casemodel
+    """E over merged bytes, and over words with bytes to fall back to."""
+    from casemodel import fallback_model, merging_model
 
     folder = tmp_path_factory.mktemp("spelling")
-    make = {
-        "bytes": casemodel.byte_model,
-        "merges": casemodel.merging_model,
-        "fallback": casemodel.fallback_model,
-    }[request.param]
+    make = {"merges": merging_model, "fallback": fallback_model}[request.param]
     launcher = WorkerLauncher(folder)
     flags = ("--served-model-name", "fake", "--threads", "1", "--kv-blocks", "512")
     yield launcher("--model", str(make(folder / "model")), *flags)

@@ -1,4 +1,4 @@
-"""A02: characters made of several tokens, with three kinds of tokenizers and random weights.
+"""A02: characters made of several tokens, with two kinds of tokenizers and random weights.
 
 Scaled: 12 prompts of the case's 30, and every third length, unless HEADWATER_TEST_DEPTH is above 1.
 A request holds all prompts, so that they share steps.
