@@ -51,6 +51,7 @@ def worker(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or float64.")
     ] = None,
+    quantize: Annotated[str | None, typer.Option(help="none or int8.")] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; 0 takes what fits.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + answer.")] = None,
@@ -79,6 +80,7 @@ def worker(
         "model.served_names": served_model_name or None,
         "model.device": device,
         "model.dtype": dtype,
+        "model.quantize": quantize,
         "model.max_model_len": max_model_len,
         "model.threads": threads,
         "model.lora_modules": lora or None,

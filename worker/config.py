@@ -32,6 +32,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "float32", "bfloat16", "float16", "float64"],
         doc("Weights and KV; auto is float32 on CPU and bfloat16 on CUDA."),
     ] = "auto"
+    quantize: Annotated[
+        Literal["none", "int8"],
+        doc(
+            "int8 holds the linear layers in int8 and rounds activations per token: faster, a "
+            "little less exact; on CUDA it needs torchao."
+        ),
+    ] = "none"
     threads: Annotated[Whole, doc("CPU threads of torch; 0 takes all cores.")] = 0
     cache_dir: Annotated[
         str, doc("Folder for converted models; empty is XDG_CACHE_HOME/headwater.")

@@ -25,6 +25,7 @@ from worker.model.batch import StepBatch, build_batch
 from worker.model.fetch import Progress
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
+from worker.model.quantize import quantized
 from worker.model.sampler import Sampler
 from worker.model.scores import NOTHING_SCORED, score_prompts
 from worker.model.selfcheck import check_against_plain
@@ -90,6 +91,8 @@ class TorchRunner:
             max_model_len=model.max_model_len,
             progress=progress,
         )
+        if model.quantize != "none":
+            loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
         rank = model.max_lora_rank
         runner = cls(loaded, n_blocks, cache.block_size, threads=threads, max_lora_rank=rank)

@@ -16,8 +16,11 @@ from worker.sequence import SamplingParams
 _TOKENS = 24
 _SPLITS = ((0, 13), (13, 23), (23, 24))
 """A first chunk, a chunk with history, a decode step."""
-_EXACT, _HALF = 1e-3, 0.2
-"""Largest relative distance of the logits: rounding alone stays well under, errors well over."""
+_EXACT, _ROUNDED = 1e-3, 0.2
+"""Largest relative distance of the logits: rounding alone stays well under, errors well over.
+
+The second holds for 16-bit types and int8, where a last bit may round an activation elsewhere.
+"""
 
 
 def check_against_plain(loaded: LoadedModel, block_size: int, *, paged: bool) -> None:
@@ -26,20 +29,30 @@ def check_against_plain(loaded: LoadedModel, block_size: int, *, paged: bool) ->
     Catches what the look at its layers cannot see, such as state carried between tokens.
     ``paged``: through the kernel that reads the block table.
     """
-    count = min(_TOKENS, loaded.max_model_len)
-    tokens = [97 * (i + 1) % loaded.vocab_size for i in range(count)]
+    tokens = _tokens(loaded)
     with torch.inference_mode():
-        plain, ours = _plain(loaded, tokens), _ours(loaded, tokens, block_size, paged=paged)
-    scale = (plain - plain.mean()).norm()
-    distance = float((ours - plain).norm() / scale)
-    precise = loaded.dtype in (torch.float32, torch.float64)
-    if not distance < (_EXACT if precise else _HALF):
+        plain, ours = plain_logits(loaded), _ours(loaded, tokens, block_size, paged=paged)
+    apart = distance(ours, plain)
+    precise = loaded.dtype in (torch.float32, torch.float64) and loaded.quantize == "none"
+    if not apart < (_EXACT if precise else _ROUNDED):
         raise Unsupported(
-            f"{loaded.model.config.model_type} differs from plain attention by {distance:.1e}"
+            f"{loaded.model.config.model_type} differs from plain attention by {apart:.1e}"
         )
 
 
-def _plain(loaded: LoadedModel, tokens: list[int]) -> Tensor:
+def distance(logits: Tensor, wanted: Tensor) -> float:
+    """Of ``logits`` from ``wanted``, relative to how far those are spread."""
+    return float((logits - wanted).norm() / (wanted - wanted.mean()).norm())
+
+
+def _tokens(loaded: LoadedModel) -> list[int]:
+    count = min(_TOKENS, loaded.max_model_len)
+    return [97 * (i + 1) % loaded.vocab_size for i in range(count)]
+
+
+def plain_logits(loaded: LoadedModel) -> Tensor:
+    """``[V]`` after a few tokens, with the model's own attention."""
+    tokens = _tokens(loaded)
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)

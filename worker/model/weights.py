@@ -55,6 +55,8 @@ class LoadedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    quantize: str = "none"
+    """How its linear layers are held; see ``worker.model.quantize``."""
 
     @property
     def device(self) -> torch.device:

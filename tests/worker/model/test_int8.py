@@ -1,0 +1,267 @@
+"""int8 linear layers: exact sums, one scale per token, and a model that stays itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shared.errors import ConfigError
+from worker.config import CacheConfig, ModelConfig
+from worker.model import int8, quantize
+from worker.model.int8 import Int8Linear, SharedProduct, quantize_linears
+from worker.model.quantize import quantized
+from worker.model.runner import TorchRunner
+from worker.model.selfcheck import check_against_plain
+from worker.model.support import Unsupported
+from worker.model.weights import describe
+
+pytestmark = pytest.mark.torch
+
+FAMILIES = [
+    *("llama", "llama_mha_bias", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2"),
+    *("gpt_neox", "opt", "gpt2", "starcoder2"),
+]
+
+
+def rows(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(x: torch.Tensor, weight: torch.Tensor, levels: int) -> torch.Tensor:
+    """``x @ weight.T`` with both rounded as documented, summed in integers."""
+    steps = weight.abs().amax(1) / 127
+    bytes_ = (weight / steps[:, None]).round().long()
+    peak = x.abs().amax(-1, keepdim=True)
+    sums = (x / peak * levels).round().long() @ bytes_.t()
+    return sums * (peak / levels) * steps
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (7, 40), (2, 3, 40), (1, 130, 40)])
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_product_is_the_sum_of_rounded_numbers(
+    shape: tuple[int, ...], portable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = int8._fbgemm_levels() or 127
+    if portable:
+        monkeypatch.setattr(int8, "_fbgemm_levels", lambda: 0)
+        levels = 127
+    layer = nn.Linear(40, 24, bias=False)
+    with torch.inference_mode():
+        out = SharedProduct([layer]).of(rows(*shape), 0)
+        assert torch.allclose(out, by_hand(rows(*shape), layer.weight, levels), atol=1e-5)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_largest_weights_and_activations_do_not_saturate(
+    portable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if portable:
+        monkeypatch.setattr(int8, "_fbgemm_levels", lambda: 0)
+    signs = torch.tensor([1.0, -1.0]).repeat(256)
+    product = int8.pack(signs.expand(16, 512).contiguous())
+    assert torch.allclose(product(signs[None]), torch.full((1, 16), 512.0), rtol=1e-5)
+    assert torch.allclose(product(-signs[None]), torch.full((1, 16), -512.0), rtol=1e-5)
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    shared = SharedProduct([nn.Linear(48, 40), nn.Linear(48, 8, bias=False)])
+    x = rows(33, 48)
+    x[5] *= 1e4  # would leave nothing of the others under a scale for all
+    with torch.inference_mode():
+        together = shared.of(x, 0)
+        for i in range(33):
+            assert torch.equal(shared.of(x[i : i + 1], 0)[0], together[i])
+
+
+def test_rows_of_zeros_and_of_no_numbers_stay_what_they_are() -> None:
+    layer = nn.Linear(16, 8)
+    x = rows(4, 16)
+    x[0], x[1, 3], x[2, 3] = 0, float("nan"), float("inf")
+    with torch.inference_mode():
+        out = SharedProduct([layer]).of(x, 0)
+        assert torch.equal(out[0], layer.bias)
+        assert out[1].isnan().all()
+        assert not out[2].isfinite().any()
+        assert torch.equal(out[3], SharedProduct([layer]).of(x[3:], 0)[0])
+
+
+def test_no_rows_give_no_rows() -> None:
+    for weight in (int8.pack(rows(8, 16)), int8._portable(torch.ones(8, 16).char(), torch.ones(8))):
+        assert weight(torch.empty(1, 0, 16)).shape == (1, 0, 8)
+
+
+class Siblings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(16, 24), nn.Linear(16, 8, bias=False)
+        self.v_proj, self.o_proj = nn.Linear(16, 8), nn.Linear(24, 16)
+
+
+def test_siblings_share_a_product_and_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    module = Siblings()
+    before = dict(module.named_children())
+    alone = {name: SharedProduct([layer]) for name, layer in before.items()}
+    assert quantize_linears(module) == 4
+    computed: list[int] = []
+    compute = SharedProduct._compute
+
+    def counting(self: SharedProduct, x: torch.Tensor) -> torch.Tensor:
+        computed.append(len(x))
+        return compute(self, x)
+
+    monkeypatch.setattr(SharedProduct, "_compute", counting)
+    with torch.inference_mode():
+        for x in (rows(3, 16), rows(5, 16, seed=2)):
+            for name in ("q_proj", "k_proj", "v_proj"):
+                out = getattr(module, name)(x)
+                assert torch.allclose(out, compute(alone[name], x), atol=1e-6)
+                out += 100  # as an adapter does: changes what was handed out, nobody else's
+        assert computed == [3, 5]
+        x = rows(2, 16)
+        first = module.k_proj(x)
+        wanted = first.clone()
+        first += 1
+        assert torch.equal(module.k_proj(x), wanted)
+        assert torch.equal(module.k_proj(rows(2, 16, seed=4)), module.k_proj(rows(2, 16, seed=4)))
+
+
+def test_the_stand_in_looks_like_the_layer() -> None:
+    module = Siblings()
+    quantize_linears(module)
+    assert isinstance(module.q_proj, nn.Linear)
+    assert (module.q_proj.in_features, module.q_proj.out_features) == (16, 24)
+    assert list(module.parameters()) == []
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_families(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any], kind: str
+) -> None:
+    loaded = describe(model_of(config_of_kind(kind), torch.float32))
+    made = quantized(loaded, 5)
+    linears = [m for m in made.model.modules() if isinstance(m, nn.Linear)]
+    assert linears
+    assert all(isinstance(m, Int8Linear) for m in linears)
+    TorchRunner(made, 4, 5, threads=1).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_come_out_as_they_went_in(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any], dtype: torch.dtype
+) -> None:
+    made = quantized(describe(model_of(config_of_kind("llama"), dtype)), 5)
+    assert made.dtype == dtype
+    TorchRunner(made, 4, 5, threads=1).check()
+
+
+def test_a_tied_output_layer_leaves_the_embedding_as_it_is(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+) -> None:
+    model = model_of(config_of_kind("llama", tie_word_embeddings=True), torch.float32)
+    before = model.get_input_embeddings().weight.clone()
+    quantized(describe(model), 5)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert isinstance(model.get_output_embeddings(), Int8Linear)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_experts_are_refused_by_name_and_nothing_is_changed(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any], kind: str
+) -> None:
+    loaded = describe(model_of(config_of_kind(kind), torch.float32))
+    with pytest.raises(ConfigError, match=r"model\.quantize.*Experts\.down_proj"):
+        quantized(loaded, 5)
+    assert not any(isinstance(m, Int8Linear) for m in loaded.model.modules())
+
+
+def test_a_model_that_reads_its_weights_by_itself_is_refused(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+) -> None:
+    model = model_of(config_of_kind("llama"), torch.float32)
+    loaded = describe(model)
+    head = model.lm_head
+    model.lm_head.forward = lambda x: x @ head.weight.T
+    model.model.layers[0].mlp.forward = lambda x: (
+        x @ model.model.layers[0].mlp.gate_proj.weight.T[:, :48]
+    )
+    with pytest.raises(ConfigError, match="does not fit this model"):
+        quantized(loaded, 5)
+
+
+def test_a_model_that_int8_spoils_is_refused(
+    config_of_kind: Callable[..., Any],
+    model_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def coarse(weight: torch.Tensor) -> int8.Product:
+        return lambda x: x @ weight.sign().T
+
+    monkeypatch.setattr(int8, "pack", coarse)
+    with pytest.raises(ConfigError, match="logits differ by"):
+        quantized(describe(model_of(config_of_kind("llama"), torch.float32)), 5)
+
+
+def test_a_wrong_model_is_found_at_full_precision_before(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+) -> None:
+    loaded = describe(model_of(config_of_kind("llama"), torch.float32))
+    inner = loaded.model.model.layers[1].mlp.forward
+    # one hundredth of the token before: below what a comparison in int8 could tell from rounding
+    loaded.model.model.layers[1].mlp.forward = lambda x: inner(
+        x + 0.01 * nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+    )
+    with pytest.raises(ConfigError, match="differs from plain attention"):
+        quantized(loaded, 5)
+
+
+def test_the_check_compares_int8_with_int8(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+) -> None:
+    made = quantized(describe(model_of(config_of_kind("llama"), torch.float32)), 5)
+    check_against_plain(made, 5, paged=False)
+    inner = made.model.model.layers[1].mlp.forward
+    made.model.model.layers[1].mlp.forward = lambda x: inner(
+        x + nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+    )
+    with pytest.raises(Unsupported, match="differs from plain attention"):
+        check_against_plain(made, 5, paged=False)
+
+
+def test_loading_with_the_setting(
+    tmp_path: Path, config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+) -> None:
+    model_of(config_of_kind("llama"), torch.float32).save_pretrained(tmp_path / "tiny")
+    config = ModelConfig(path=str(tmp_path / "tiny"), quantize="int8", threads=1, device="cpu")
+    runner = TorchRunner.load(config, CacheConfig(kv_blocks=8))
+    layers = [m for m in runner._loaded.model.modules() if isinstance(m, nn.Linear)]
+    assert len(layers) == 3 * 7 + 1
+    assert all(isinstance(m, Int8Linear) for m in layers)
+
+
+def test_cuda_needs_torchao_and_says_so(
+    config_of_kind: Callable[..., Any],
+    model_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = describe(model_of(config_of_kind("llama"), torch.float32))
+    monkeypatch.setattr(type(loaded), "device", torch.device("cuda:0"))
+    monkeypatch.setattr(quantize, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="needs the package 'torchao' on cuda:0"):
+        quantize._quantize_in_place(loaded)
+    asked: list[Any] = []
+    torchao = ModuleType("torchao.quantization")
+    torchao.Int8DynamicActivationInt8WeightConfig = lambda: "per token"  # type: ignore[attr-defined]
+    torchao.quantize_ = lambda model, how: asked.append((model, how))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+    monkeypatch.setitem(sys.modules, "torchao.quantization", torchao)
+    monkeypatch.setattr(quantize, "find_spec", lambda _: object())
+    quantize._quantize_in_place(loaded)
+    assert asked == [(loaded.model, "per token")]
