@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import nn
@@ -18,11 +20,18 @@ from worker.model import int8, quantize
 from worker.model.int8 import Int8Linear, SharedProduct, quantize_linears
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
-from worker.model.selfcheck import check_against_plain
+from worker.model.selfcheck import check_against_plain, distance
 from worker.model.support import Unsupported
 from worker.model.weights import describe
+from worker.runner import Chunk, StepPlan
+from worker.sequence import SamplingParams
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # of PEFT, about transformers
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:::peft"),
+]
 
 FAMILIES = [
     *("llama", "llama_mha_bias", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2"),
@@ -265,3 +274,42 @@ def test_cuda_needs_torchao_and_says_so(
     monkeypatch.setattr(quantize, "find_spec", lambda _: object())
     quantize._quantize_in_place(loaded)
     assert asked == [(loaded.model, "per token")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("llama", ["q_proj", "v_proj", "up_proj", "down_proj"]), ("gpt2", ["c_attn", "c_proj"])],
+)
+def test_adapters_on_a_quantized_model(
+    tmp_path: Path,
+    config_of_kind: Callable[..., Any],
+    model_of: Callable[..., Any],
+    kind: str,
+    targets: list[str],
+) -> None:
+    model = model_of(config_of_kind(kind), torch.float32)
+    config = peft.LoraConfig(r=4, target_modules=targets, fan_in_fan_out=kind == "gpt2")
+    tuned = peft.get_peft_model(copy.deepcopy(model), config)
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "lora_" in name:
+                weight.copy_(rows(*weight.shape) * weight.shape[-1] ** -0.5)
+    tuned.save_pretrained(tmp_path)
+    runner = TorchRunner(quantized(describe(model), 8), 8, 8, threads=1)
+    runner.adapters.survey(runner.logits, 8, 8)
+    runner.adapters.install("tuned", runner.adapters.read(str(tmp_path)))
+    tokens = tuple(range(3, 23))
+    with torch.inference_mode():
+        ids = torch.tensor([tokens])
+        wanted = tuned.eval()(input_ids=ids, use_cache=False).logits[0, -1]
+        with tuned.disable_adapter():
+            own = tuned(input_ids=ids, use_cache=False).logits[0, -1]
+    params = SamplingParams()
+    chunks = (
+        Chunk("plain", 0, tokens, (0, 1, 2), True, params),
+        Chunk("tuned", 0, tokens, (3, 4, 5), True, params, adapter="tuned"),
+    )
+    plain, adapted = runner.logits(StepPlan(chunks))
+    assert distance(adapted, wanted) < 0.15
+    assert distance(plain, wanted) > 0.5
+    assert distance(plain, own) < 0.15
