@@ -7,6 +7,8 @@ decodes, a time budget. Rules:
   there, plus one for each sequence that runs already, so nobody runs that could not go on.
 - A decode that finds no block preempts the last in rank (highest ``priority`` number, youngest).
   The first in rank is never preempted by another, so it always ends, and then the next one does.
+- A waiting sequence that finds no block or no place preempts less urgent running ones, if that is
+  enough to start it; before anything is planned, so nobody loses what this step computes.
 - A block is sealed in :meth:`Scheduler.commit`, after its KV has been computed, never before.
 - Between ``plan`` and ``commit`` nothing is allocated, so blocks of a sequence that is aborted
   meanwhile cannot be given to another while the runner still writes them.
@@ -124,6 +126,7 @@ class Scheduler:
         """Chunks of the next step; None if nothing can be computed, which means nothing is here."""
         self._step += 1
         chunks: list[Chunk] = []
+        self._make_way()
         self._plan_decodes(self._decode_share(), chunks)
         self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
         # What a reserve for prefills did not use goes to decodes after all.
@@ -211,6 +214,40 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
+
+    def _make_way(self) -> None:
+        """Start the first in the queue at the cost of less urgent running sequences, if there is no
+        other way. Nobody is in the plan yet, so nobody is preempted whose work has begun."""
+        worst = max(self._running.values(), key=_rank, default=None)
+        if not self._waiting or worst is None or worst.priority <= self._waiting[0].priority:
+            return
+        siblings = Siblings(self._blocks, self._running.values())
+        able = (seq for seq in self._waiting if not self._held_back(seq, siblings))
+        seq = next(able, None)
+        victims = [] if seq is None else self._victims_for(seq)
+        if seq is None or not victims:
+            return
+        for victim in victims:
+            self._preempt(victim)
+        if self._start(seq):
+            self._waiting.remove(seq)
+
+    def _victims_for(self, seq: Sequence) -> list[Sequence]:
+        """Less urgent running sequences, the last in rank first, without which a waiting one could
+        start; empty if it can start anyway, or if it would not help."""
+        less_urgent = [each for each in self._running.values() if each.urgency > seq.priority]
+        less_urgent.sort(key=_rank)
+        victims: list[Sequence] = []
+        while not self._fits(seq, victims):
+            if not less_urgent:
+                return []
+            victims.append(less_urgent.pop())
+        return victims
+
+    def _fits(self, seq: Sequence, without: list[Sequence]) -> bool:
+        """Whether a waiting sequence could start if some running ones were preempted."""
+        others = len(self._running) - len(without)
+        return others < self._max_running and self._blocks.fits(seq, others, without)
 
     def _preempt(self, seq: Sequence) -> None:
         """Back to the queue, at its old place; its sealed blocks stay reusable."""

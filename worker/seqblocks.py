@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from shared.paging import BlockPool
 from worker.sequence import BlockChain, Phase, Sequence
 
@@ -43,21 +46,30 @@ class SequenceBlocks:
         seq.reusable = len(matched) * self._size
         return matched
 
+    def fits(self, seq: Sequence, spare: int, without: Iterable[Sequence] = ()) -> bool:
+        """Whether :meth:`take` would succeed once the blocks of some others were given back."""
+        returned = Counter(block for other in without for block in other.blocks)
+        refs = self.pool.refs
+        freed = {block for block, times in returned.items() if times == refs(block)}
+        matched = self.match(seq)
+        left = self.pool.available + len(freed)
+        left -= self.pool.n_cached_of(matched) + len(freed.intersection(matched))
+        return self.needed(len(seq.tokens)) - len(matched) + spare <= left
+
     def take(self, seq: Sequence, spare: int) -> bool:
         """Give a waiting sequence blocks for all its tokens, as many as possible from the cache.
 
         :param spare: blocks that must be left for others.
         :returns: False, with no change, if they are not there.
         """
+        if not self.fits(seq, spare):
+            return False
         matched = self.match(seq)
         fresh = self.needed(len(seq.tokens)) - len(matched)
-        left = self.pool.available - self.pool.n_cached_of(matched)
-        if fresh + spare > left:
-            return False
         self.pool.acquire(matched)
         blocks = self.pool.allocate(fresh, after=matched[-1] if matched else None)
         if blocks is None:
-            raise AssertionError(f"{fresh} blocks are not there although {left} were counted")
+            raise AssertionError(f"{fresh} blocks are not there although they were counted")
         seq.blocks = [*matched, *blocks]
         seq.computed = len(matched) * self._size
         seq.sealed = len(matched)

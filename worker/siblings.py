@@ -36,7 +36,9 @@ class Siblings:
         if owner is None:
             return False
         if owner.phase is Phase.RUNNING and owner.sealed < seq.held_until:
+            owner.urgency = min(owner.urgency, seq.urgency)
             return True
+        owner.urgency = owner.priority  # whoever still waits for it says so in the next plan
         seq.held_by = None
         return False
 
