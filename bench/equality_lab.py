@@ -225,8 +225,9 @@ class Lab:
             block = rng.randrange((len(case.prompt) - 1) // 16)
             for layer in runner.pool.layers.values():
                 part = slice(block * 16, block * 16 + 16)
-                layer.keys[part] = torch.randn_like(layer.keys[part]) * layer.keys[part].std() * 4
-                layer.values[part] = layer.values[part].flip(0, 1, 2) * 4
+                keys, values = layer.keys[:, part], layer.values[:, part]
+                layer.keys[:, part] = torch.randn_like(keys) * keys.std() * 4
+                layer.values[:, part] = values.flip(0, 1, 2) * 4
             runner.references.clear()
             worst, made = runner.worst, self.answer(runner, scheduler, [case])[0]
             runner.worst = worst

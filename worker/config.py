@@ -40,6 +40,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "none"
     threads: Annotated[Whole, doc("CPU threads of torch; 0 takes all cores.")] = 0
+    pack_weights: Annotated[
+        bool,
+        doc("On a CPU, keep weights in the layout that multiplies fastest (oneDNN's)."),
+    ] = True
+    decode_kernel: Annotated[
+        bool,
+        doc(
+            "On a CPU, compile the attention kernel for decodes with the C compiler that is there; "
+            "without one torch's own attention serves."
+        ),
+    ] = True
     cache_dir: Annotated[
         str, doc("Folder for converted models; empty is XDG_CACHE_HOME/headwater.")
     ] = ""

@@ -47,13 +47,19 @@ def paged_attention(
     """
     batch: StepBatch = context["paged"]
     layer = batch.pool.layers[module]
-    layer.write(batch.write_slots, key[0], value[0])
+    layer.write(batch.write_slots, key[0, :, : batch.rows], value[0, :, : batch.rows])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if batch.paged is not None:
         out = _varlen(query[0], layer, batch.paged, batch.pool.block_size, scale)
         return out[None], None
-    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    # Padding gets zeros: what is not a number there could spread through layers that mix rows.
+    new = query.new_empty if batch.rows == query.shape[2] else query.new_zeros
+    out = new(query.shape[2], query.shape[1], value.shape[-1])
+    if batch.decodes is not None:
+        batch.decodes.attend(query[0].transpose(0, 1), layer, out, scale)
     for span in batch.spans:
+        if span.slots is None:
+            continue
         rows = slice(span.row, span.row + span.length)
         part = _attend(query[0, :, rows], layer, span, scale, softcap)
         out[rows] = part.transpose(0, 1)
@@ -177,10 +183,11 @@ def _varlen(
 ) -> Tensor:
     """The kernel that reads the block table; ``query`` ``[Hq, T, D]``, returns ``[T, Hq, D]``."""
     spec = layer.spec
+    keys, values = layer.by_block(block_size)
     return varlen_attn(  # type: ignore[return-value]  # a tuple only if return_aux is given
         query.transpose(0, 1).contiguous(),
-        layer.keys.view(-1, block_size, spec.kv_heads, spec.key_dim),
-        layer.values.view(-1, block_size, spec.kv_heads, spec.value_dim),
+        keys,
+        values,
         index.query_starts,
         None,
         index.longest_query,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.model.kvcache import KvPool
-from worker.runner import StepPlan
+from worker.model.kvcache import KvPool, LayerKv
+from worker.model.native import DecodeKernel, Runs, runs_of
+from worker.runner import Chunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +17,14 @@ class Span:
     """One chunk inside the packed step.
 
     Rows ``row .. row+length`` of the step are positions ``start .. start+length`` of a sequence,
-    and ``slots`` says where KV of its positions ``0 .. start+length`` lies.
+    and ``slots`` says where KV of its positions ``0 .. start+length`` lies; None if a kernel finds
+    it by itself.
     """
 
     row: int
     length: int
     start: int
-    slots: slice | Tensor
+    slots: slice | Tensor | None
 
     @property
     def end(self) -> int:
@@ -32,10 +34,10 @@ class Span:
     def kv(self, cache: Tensor, first: int = 0) -> Tensor:
         """Keys or values of positions ``first .. end``: ``[heads, end-first, dim]``."""
         if isinstance(self.slots, slice):
-            part = cache[self.slots.start + first : self.slots.stop]
-        else:
-            part = cache.index_select(0, self.slots[first:])
-        return part.transpose(0, 1)
+            return cache[:, self.slots.start + first : self.slots.stop]
+        if self.slots is None:
+            raise ValueError("the KV of this span is not laid out")
+        return cache.index_select(1, self.slots[first:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,36 @@ class PagedIndex:
     longest_kv: int
 
 
+class Decodes:
+    """The spans of one row, which a kernel of their own serves together.
+
+    :param rows: ascending; where in the step each of the chunks is.
+    """
+
+    def __init__(
+        self, kernel: DecodeKernel, rows: list[int], chunks: list[Chunk], block_size: int
+    ) -> None:
+        together = rows[-1] - rows[0] == len(rows) - 1
+        self._rows = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
+        self._kernel = kernel
+        self._tables = [(chunk.blocks, chunk.start + 1) for chunk in chunks]
+        self._block_size = block_size
+        self._runs: dict[int | None, Runs] = {}
+
+    def attend(self, query: Tensor, layer: LayerKv, out: Tensor, scale: float) -> None:
+        """Attention of these rows of ``query`` and ``out`` ``[T, Hq, D]``."""
+        window = layer.spec.window
+        if window not in self._runs:
+            self._runs[window] = runs_of(self._tables, self._block_size, window)
+        runs, rows = self._runs[window], self._rows
+        if isinstance(rows, slice):
+            self._kernel.attend(query[rows], layer, runs, out[rows], scale)
+        else:
+            part = query[rows]
+            self._kernel.attend(part, layer, runs, part, scale)
+            out[rows] = part
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """One packed forward of ``T`` tokens."""
@@ -60,11 +92,18 @@ class StepBatch:
     """``[1, T]``"""
     positions: Tensor
     """``[1, T]``"""
-    write_slots: Tensor
-    """``[T]``: where the new KV goes."""
+    write_slots: slice | Tensor
+    """``[rows]``: where the new KV goes."""
     spans: tuple[Span, ...]
+    """All of them, in the order of their rows."""
+    decodes: Decodes | None
+    """Set if the kernel for decodes is used: it serves the spans whose ``slots`` is None."""
+    rows: int
+    """The first so many of the ``T`` are tokens of the plan, the rest is padding."""
     sampled_rows: Tensor
-    """Rows whose logits are wanted."""
+    """Rows whose logits are wanted, and padding."""
+    sampled: int
+    """How many of them are wanted."""
     pool: KvPool
     paged: PagedIndex | None
     """Set if a kernel that reads block tables is used; the spans' slots then stay on the CPU."""
@@ -72,39 +111,86 @@ class StepBatch:
     @property
     def views(self) -> int:
         """Spans whose KV is read in place."""
-        return sum(isinstance(span.slots, slice) for span in self.spans)
+        return sum(not isinstance(span.slots, Tensor) for span in self.spans)
 
 
-def build_batch(plan: StepPlan, pool: KvPool, device: torch.device, *, paged: bool) -> StepBatch:
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How steps are laid out for a model on a device."""
+
+    device: torch.device
+    paged: bool = False
+    """For a kernel that reads block tables."""
+    least_rows: int = 0
+    """Shorter steps are padded to so many rows."""
+    decode_kernel: DecodeKernel | None = None
+
+
+def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
     """Lay ``plan`` out for one forward. Raises ``ValueError`` if a chunk lacks blocks."""
+    kernel = layout.decode_kernel
     ids: list[int] = []
     positions: list[int] = []
-    writes: list[Tensor] = []
+    writes: list[slice | Tensor | int] = []
     spans: list[Span] = []
     sampled: list[int] = []
+    singles: dict[int, Chunk] = {}
     for chunk in plan.chunks:
         row, end = len(ids), chunk.start + len(chunk.tokens)
-        slots = pool.place(chunk.blocks, end)
         ids.extend(chunk.tokens)
         positions.extend(range(chunk.start, end))
-        if isinstance(slots, slice):
-            writes.append(torch.arange(slots.start + chunk.start, slots.stop))
-        else:
-            writes.append(slots[chunk.start :])
-            if not paged:
-                slots = slots.to(device, non_blocking=True)
-        spans.append(Span(row, len(chunk.tokens), chunk.start, slots))
         if chunk.sample:
             sampled.append(len(ids) - 1)
+        if kernel is not None and len(chunk.tokens) == 1:
+            singles[row] = chunk
+            writes.append(pool.slot_of(chunk.blocks, chunk.start))
+            spans.append(Span(row, 1, chunk.start, None))
+            continue
+        slots = pool.place(chunk.blocks, end)
+        if isinstance(slots, slice):
+            writes.append(slice(slots.start + chunk.start, slots.stop))
+        else:
+            writes.append(slots[chunk.start :])
+            if not layout.paged:
+                slots = slots.to(layout.device, non_blocking=True)
+        spans.append(Span(row, len(chunk.tokens), chunk.start, slots))
+    rows, n_sampled = len(ids), len(sampled)
+    for padded in (ids, positions, *([sampled] if sampled else ())):
+        padded.extend([0] * (layout.least_rows - len(padded)))
+    device = layout.device
     return StepBatch(
         ids=torch.tensor([ids]).to(device, non_blocking=True),
         positions=torch.tensor([positions]).to(device, non_blocking=True),
-        write_slots=torch.cat(writes).to(device, non_blocking=True),
+        write_slots=_joined(writes, device),
         spans=tuple(spans),
+        decodes=_decodes(kernel, singles, pool.block_size),
+        rows=rows,
         sampled_rows=torch.tensor(sampled, dtype=torch.int64).to(device, non_blocking=True),
+        sampled=n_sampled,
         pool=pool,
-        paged=_paged_index(plan, spans, pool, device) if paged else None,
+        paged=_paged_index(plan, spans, pool, device) if layout.paged else None,
     )
+
+
+def _decodes(
+    kernel: DecodeKernel | None, singles: dict[int, Chunk], block_size: int
+) -> Decodes | None:
+    if kernel is None or not singles:
+        return None
+    return Decodes(kernel, list(singles), list(singles.values()), block_size)
+
+
+def _joined(writes: list[slice | Tensor | int], device: torch.device) -> slice | Tensor:
+    """One slice if there is one, else an index tensor."""
+    if len(writes) == 1 and isinstance(writes[0], slice):
+        return writes[0]
+    slots: list[int] = []
+    for part in writes:
+        if isinstance(part, int):
+            slots.append(part)
+        else:
+            slots.extend(range(part.start, part.stop) if isinstance(part, slice) else part.tolist())
+    return torch.tensor(slots).to(device, non_blocking=True)
 
 
 def _paged_index(

@@ -1,6 +1,10 @@
 """The paged KV memory: one pair of tensors per attention layer, addressed by slot.
 
 Slot ``s`` belongs to block ``s // block_size``. Which blocks belong to whom is not known here.
+
+On a CPU the memory is laid out head by head, so that attention over consecutive slots reads each
+head as one stream (2 to 3 times as fast as with the heads of a token side by side). Kernels that
+read block tables want a token's heads side by side; on a GPU the tensors are views of that.
 """
 
 from __future__ import annotations
@@ -33,16 +37,28 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """Keys ``[slots, kv_heads, key_dim]`` and values ``[slots, kv_heads, value_dim]``."""
+    """Keys ``[kv_heads, slots, key_dim]`` and values ``[kv_heads, slots, value_dim]``."""
 
     spec: LayerSpec
     keys: Tensor
     values: Tensor
 
-    def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store ``key`` and ``value`` ``[kv_heads, T, dim]`` at ``slots`` ``[T]``."""
-        self.keys.index_copy_(0, slots, key.transpose(0, 1))
-        self.values.index_copy_(0, slots, value.transpose(0, 1))
+    def write(self, slots: slice | Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``key`` and ``value`` ``[kv_heads, T, dim]`` at ``T`` slots."""
+        if isinstance(slots, slice):
+            self.keys[:, slots] = key
+            self.values[:, slots] = value
+        else:
+            self.keys.index_copy_(1, slots, key)
+            self.values.index_copy_(1, slots, value)
+
+    def by_block(self, block_size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values as ``[blocks, block_size, kv_heads, dim]``; a view on a GPU only."""
+        keys, values = self.keys.transpose(0, 1), self.values.transpose(0, 1)
+        return (
+            keys.reshape(-1, block_size, *keys.shape[1:]),
+            values.reshape(-1, block_size, *values.shape[1:]),
+        )
 
 
 class KvPool:
@@ -57,17 +73,21 @@ class KvPool:
     ) -> None:
         self.n_blocks, self.block_size = n_blocks, block_size
         slots = n_blocks * block_size
-        # On a CPU nothing reads a slot that was not written, and untouched pages cost no memory.
-        # Kernels on a GPU load whole tiles before they mask, where a NaN would survive.
-        new = torch.empty if device.type == "cpu" else torch.zeros
         self.layers: dict[nn.Module, LayerKv] = {
             module: LayerKv(
                 spec,
-                new(slots, spec.kv_heads, spec.key_dim, dtype=spec.dtype, device=device),
-                new(slots, spec.kv_heads, spec.value_dim, dtype=spec.dtype, device=device),
+                _memory(slots, spec.kv_heads, spec.key_dim, spec.dtype, device),
+                _memory(slots, spec.kv_heads, spec.value_dim, spec.dtype, device),
             )
             for module, spec in specs.items()
         }
+
+    def slot_of(self, blocks: Sequence[int], position: int) -> int:
+        """Slot of one position. Raises ``ValueError`` if there is no block for it."""
+        index, offset = divmod(position, self.block_size)
+        if index >= len(blocks):
+            raise ValueError(f"{len(blocks)} blocks do not hold position {position}")
+        return blocks[index] * self.block_size + offset
 
     def place(self, blocks: Sequence[int], length: int) -> slice | Tensor:
         """Slots of positions ``0 .. length-1``: a slice if the blocks follow one another.
@@ -85,6 +105,15 @@ class KvPool:
             return slice(first * size, first * size + length)
         starts = torch.tensor(used, dtype=torch.int64) * size
         return (starts[:, None] + torch.arange(size)).reshape(-1)[:length]
+
+
+def _memory(slots: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``[heads, slots, dim]``, in the order that suits the device."""
+    if device.type == "cpu":
+        # Nothing here reads a slot that was not written, and untouched pages cost no memory.
+        return torch.empty(heads, slots, dim, dtype=dtype, device=device)
+    # Kernels on a GPU load whole tiles before they mask, where a NaN would survive.
+    return torch.zeros(slots, heads, dim, dtype=dtype, device=device).transpose(0, 1)
 
 
 def bytes_per_block(specs: Mapping[nn.Module, LayerSpec], block_size: int) -> int:

@@ -104,14 +104,16 @@ class LoraStore:
         self._targets: dict[str, _Target] = {}
         self._installed: dict[str, LoraWeights] = {}
 
-    def survey(self, forward: Callable[[StepPlan], Tensor], block_size: int, n_blocks: int) -> None:
+    def survey(
+        self, forward: Callable[[StepPlan], Tensor], pool_tokens: int, least_rows: int = 0
+    ) -> None:
         """Find the linear modules through which each row of a step passes once, by looking.
 
         Others, such as experts that see some of the rows, cannot tell whose row they are given.
         Writes KV; call before anything is served.
         """
-        count = min(_SURVEY_TOKENS, block_size * n_blocks)
-        blocks = tuple(range(-(-count // block_size)))
+        count = min(_SURVEY_TOKENS, pool_tokens)
+        blocks = tuple(range(count))  # enough for any block size
         chunk = Chunk("survey", 0, (0,) * count, blocks, sample=True, params=SamplingParams())
         seen: dict[str, list[int]] = {}
         head: Any = self._model.get_output_embeddings
@@ -130,7 +132,7 @@ class LoraStore:
             module = self._model.get_submodule(name)
             if module is head():
                 self._head = name
-            if rows == ([1] if module is head() else [count]):
+            if rows == [max(1 if module is head() else count, least_rows)]:
                 self._linear[name] = module
 
     def read(self, folder: str) -> LoraWeights:
@@ -184,7 +186,7 @@ class LoraStore:
         if missing := wanted - self._installed.keys():
             raise ValueError(f"adapters are not installed: {', '.join(sorted(missing))}")
         self._rows.body = body
-        self.head_gets(batch.sampled_rows.tolist())
+        self.head_gets(batch.sampled_rows[: batch.sampled].tolist())
         targets = [t for t in self._targets.values() if not wanted.isdisjoint(t.parts)]
         for target in targets:
             target.put()

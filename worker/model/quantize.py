@@ -14,6 +14,7 @@ import torch
 
 from shared.errors import ConfigError
 from worker.model.attention import register
+from worker.model.batch import Layout
 from worker.model.int8 import check_covered, quantize_linears
 from worker.model.selfcheck import check_against_plain, distance, plain_logits
 from worker.model.support import Unsupported
@@ -33,7 +34,7 @@ def quantized(loaded: LoadedModel, block_size: int) -> LoadedModel:
     register()
     try:
         check_covered(loaded.model)
-        check_against_plain(loaded, block_size, paged=False)
+        check_against_plain(loaded, block_size, Layout(loaded.device))
         with torch.inference_mode():
             before = plain_logits(loaded)
             _quantize_in_place(loaded)

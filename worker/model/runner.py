@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,10 +21,11 @@ from shared.bundle import BundleError, TokenizerBundle, load_bundle
 from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
 from worker.model.attention import ATTENTION, may_use_varlen, register
-from worker.model.batch import StepBatch, build_batch
-from worker.model.fetch import Progress
+from worker.model.batch import Layout, StepBatch, build_batch
+from worker.model.fetch import Progress, cache_root
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
+from worker.model.native import DecodeKernel, NoKernel, load_kernel
 from worker.model.quantize import quantized
 from worker.model.sampler import Sampler
 from worker.model.scores import NOTHING_SCORED, score_prompts
@@ -63,6 +64,7 @@ class TorchRunner:
         threads: int = 0,
         rng: Random | None = None,
         max_lora_rank: int = 64,
+        decode_kernel: DecodeKernel | None = None,
     ) -> None:
         register()
         self._loaded = loaded
@@ -71,7 +73,12 @@ class TorchRunner:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._owner: int | None = None
         self._pool = _allocate(loaded, n_blocks, block_size)
-        self._varlen = may_use_varlen(loaded.device, list(self._pool.layers.values()))
+        self._layout = Layout(
+            loaded.device,
+            paged=may_use_varlen(loaded.device, list(self._pool.layers.values())),
+            least_rows=loaded.least_rows,
+            decode_kernel=decode_kernel,
+        )
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
         self.adapters = LoraStore(loaded.model, max_lora_rank)
@@ -89,19 +96,29 @@ class TorchRunner:
             model.dtype,
             cache_dir=model.cache_dir,
             max_model_len=model.max_model_len,
+            pack=model.pack_weights and model.quantize == "none",
             progress=progress,
         )
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
         rank = model.max_lora_rank
-        runner = cls(loaded, n_blocks, cache.block_size, threads=threads, max_lora_rank=rank)
+        runner = cls(
+            loaded,
+            n_blocks,
+            cache.block_size,
+            threads=threads,
+            max_lora_rank=rank,
+            decode_kernel=_decode_kernel(loaded, model, threads),
+        )
         try:
             runner.check()
         except Unsupported as error:
             raise ConfigError("model.path", model.path, f"not supported: {error}") from error
         if model.max_loras:
-            runner.adapters.survey(runner.logits, runner.block_size, runner.n_blocks)
+            runner.adapters.survey(
+                runner.logits, runner.block_size * runner.n_blocks, loaded.least_rows
+            )
         return runner
 
     def check(self) -> None:
@@ -110,14 +127,14 @@ class TorchRunner:
         Where the block-table kernel fails the comparison, gathering takes over, and that is logged.
         """
         args = (self._loaded, self._pool.block_size)
-        if self._varlen:
+        if self._layout.paged:
             try:
-                check_against_plain(*args, paged=True)
+                check_against_plain(*args, self._layout)
                 return
             except (Unsupported, RuntimeError) as error:
                 log.warning("paged_kernel_unusable", reason=str(error).splitlines()[0])
-                self._varlen = False
-        check_against_plain(*args, paged=False)
+                self._layout = replace(self._layout, paged=False)
+        check_against_plain(*args, self._layout)
 
     @property
     def n_blocks(self) -> int:
@@ -196,7 +213,7 @@ class TorchRunner:
             return self._loaded.forward(batch)
 
     def _batch(self, plan: StepPlan) -> StepBatch:
-        batch = build_batch(plan, self._pool, self._loaded.device, paged=self._varlen)
+        batch = build_batch(plan, self._pool, self._layout)
         self.counts.views += batch.views
         self.counts.gathers += len(batch.spans) - batch.views
         return batch
@@ -217,6 +234,19 @@ class TorchRunner:
         if self._owner != threading.get_ident():
             torch.set_num_threads(self._threads)
             self._owner = threading.get_ident()
+
+
+def _decode_kernel(loaded: LoadedModel, model: ModelConfig, threads: int) -> DecodeKernel | None:
+    """The kernel for decodes on a CPU, if it is wanted, fits the model, and can be had."""
+    heads = loaded.model.config.get_text_config(decoder=True).num_attention_heads
+    fits = all(DecodeKernel.takes(spec, heads) for spec in loaded.layers.values())
+    if loaded.device.type != "cpu" or not model.decode_kernel or not fits:
+        return None
+    try:
+        return load_kernel(cache_root(model.cache_dir) / "kernels", threads)
+    except (NoKernel, OSError) as error:
+        log.warning("decode_kernel_unavailable", reason=str(error), instead="torch's attention")
+        return None
 
 
 def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:

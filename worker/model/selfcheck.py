@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from worker.model.attention import ATTENTION
-from worker.model.batch import build_batch
+from worker.model.batch import Layout, build_batch
 from worker.model.kvcache import KvPool
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel
@@ -23,15 +23,14 @@ The second holds for 16-bit types and int8, where a last bit may round an activa
 """
 
 
-def check_against_plain(loaded: LoadedModel, block_size: int, *, paged: bool) -> None:
+def check_against_plain(loaded: LoadedModel, block_size: int, layout: Layout) -> None:
     """Raises ``Unsupported`` if paged logits differ from those of the model's own attention.
 
     Catches what the look at its layers cannot see, such as state carried between tokens.
-    ``paged``: through the kernel that reads the block table.
     """
     tokens = _tokens(loaded)
     with torch.inference_mode():
-        plain, ours = plain_logits(loaded), _ours(loaded, tokens, block_size, paged=paged)
+        plain, ours = plain_logits(loaded), _ours(loaded, tokens, block_size, layout)
     apart = distance(ours, plain)
     precise = loaded.dtype in (torch.float32, torch.float64) and loaded.quantize == "none"
     if not apart < (_EXACT if precise else _ROUNDED):
@@ -63,7 +62,7 @@ def plain_logits(loaded: LoadedModel) -> Tensor:
     return _precise(out.logits[0, -1])
 
 
-def _ours(loaded: LoadedModel, tokens: list[int], block_size: int, *, paged: bool) -> Tensor:
+def _ours(loaded: LoadedModel, tokens: list[int], block_size: int, layout: Layout) -> Tensor:
     n_blocks = -(-len(tokens) // block_size)
     pool = KvPool(loaded.layers, n_blocks, block_size, loaded.device)
     blocks = tuple(reversed(range(n_blocks)))
@@ -73,7 +72,7 @@ def _ours(loaded: LoadedModel, tokens: list[int], block_size: int, *, paged: boo
         if not part:
             break
         chunk = Chunk("self-check", start, part, blocks, sample=True, params=SamplingParams())
-        batch = build_batch(StepPlan((chunk,)), pool, loaded.device, paged=paged)
+        batch = build_batch(StepPlan((chunk,)), pool, layout)
         logits = loaded.forward(batch)[-1]
     return _precise(logits)
 

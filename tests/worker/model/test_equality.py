@@ -127,8 +127,8 @@ def test_a_spoilt_block_shows(driver: Callable[..., Any]) -> None:
         spoilt = made.runner.block_size * (round_ % 7)
         for layer in made.runner.pool.layers.values():
             part = slice(spoilt, spoilt + made.runner.block_size)
-            layer.keys[part] = layer.keys[part].roll(1, 0)
-            layer.values[part] = layer.values[part].flip(0)
+            layer.keys[:, part] = layer.keys[:, part].roll(1, 1)
+            layer.values[:, part] = layer.values[:, part].flip(1)
         changed += made.decode(prompt, NEW, blocks, start=PROMPT - 1)[0] != clean
     assert changed >= 38
 

@@ -86,7 +86,7 @@ class Served:
         self.driver, self.runner = driver, driver.runner
         self.model = driver.loaded.model
         self.before = copy.deepcopy(self.model.state_dict())
-        self.runner.adapters.survey(self.runner.logits, SIZE, self.runner.n_blocks)
+        self.runner.adapters.survey(self.runner.logits, SIZE * self.runner.n_blocks)
         plain = copy.deepcopy(self.model)
         plain.set_attn_implementation("sdpa")
         self.references: dict[str, Any] = {"": plain}

@@ -17,7 +17,7 @@ from worker.config import CacheConfig, ModelConfig
 from worker.model import attention
 from worker.model import runner as runner_module
 from worker.model.attention import may_use_varlen
-from worker.model.batch import build_batch
+from worker.model.batch import Layout, build_batch
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.runner import TorchRunner
 from worker.runner import Runner, RunnerError, StepPlan
@@ -149,7 +149,7 @@ def test_place_needs_enough_blocks() -> None:
 def test_block_table_for_kernels_that_read_it(driver: Callable[..., Any]) -> None:
     made = driver("llama")
     chunks = (made.chunk("a", [5] * 20, 17, (4, 2, 6, 9)), made.chunk("b", [5] * 5, 0, (7,)))
-    batch = build_batch(StepPlan(chunks), made.runner.pool, torch.device("cpu"), paged=True)
+    batch = build_batch(StepPlan(chunks), made.runner.pool, Layout(torch.device("cpu"), paged=True))
     index = batch.paged
     assert index is not None
     assert index.query_starts.tolist() == [0, 3, 8]

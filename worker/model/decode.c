@@ -1,0 +1,166 @@
+/* Attention of single queries over paged keys and values, float32.
+ *
+ * One call serves every decoding sequence of a step in one layer. A sequence's KV is given as runs
+ * of consecutive slots, so it is read where it lies, at the speed of memory, however scattered its
+ * blocks are. Softmax is computed online (Milakov and Gimelshein 2018), a tile of keys at a time.
+ *
+ *   q, out   [sequences][kv_heads * group][dim], rows `stride` floats apart
+ *   k, v     [kv_heads][slots][dim]
+ *   runs     pairs (first slot, length); sequence s owns pairs first_run[s] .. first_run[s+1]-1
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define TILE 64
+#define MAX_GROUP 8
+#define MAX_LANES 16 /* vectors of 16 floats in a head: dim <= 256 */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+
+INLINE vec load(const float *from) {
+    vec v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+INLINE void store(float *to, vec v) { memcpy(to, &v, sizeof v); }
+
+#define FOLD(a, b, keep, step)                                                     \
+    (__builtin_shufflevector(a, b, keep(0)) + __builtin_shufflevector(a, b, keep(step)))
+#define HALVES(o) o, o+1, o+2, o+3, o+4, o+5, o+6, o+7, o+16, o+17, o+18, o+19, o+20, o+21, o+22, o+23
+#define QUARTERS(o) o, o+1, o+2, o+3, o+16, o+17, o+18, o+19, o+8, o+9, o+10, o+11, o+24, o+25, o+26, o+27
+#define PAIRS(o) o, o+1, o+16, o+17, o+4, o+5, o+20, o+21, o+8, o+9, o+24, o+25, o+12, o+13, o+28, o+29
+#define SINGLES(o) o, o+16, o+2, o+18, o+4, o+20, o+6, o+22, o+8, o+24, o+10, o+26, o+12, o+28, o+14, o+30
+
+/* Lane j of the result is the sum of all lanes of part j. */
+INLINE vec sums_of(vec part[16]) {
+    for (int i = 0; i < 8; i++) part[i] = FOLD(part[i], part[i + 8], HALVES, 8);
+    for (int i = 0; i < 4; i++) part[i] = FOLD(part[i], part[i + 4], QUARTERS, 4);
+    for (int i = 0; i < 2; i++) part[i] = FOLD(part[i], part[i + 2], PAIRS, 2);
+    return FOLD(part[0], part[1], SINGLES, 1);
+}
+
+INLINE vec larger(vec a, vec b) {
+    ivec first = a > b;
+    return (vec)(((ivec)a & first) | ((ivec)b & ~first));
+}
+
+INLINE float sum_of(vec v) {
+    float sum = 0;
+    for (int i = 0; i < 16; i++) sum += v[i];
+    return sum;
+}
+
+/* exp for x <= 0, relative error about 1e-7; below -87 it is 0 for all purposes */
+INLINE vec exp_of(vec x) {
+    const vec lowest = (vec){} - 87.0f;
+    ivec low = x < lowest; /* false for what is not a number, which must stay so */
+    x = (vec)(((ivec)lowest & low) | ((ivec)x & ~low));
+    ivec whole = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, ivec); /* x <= 0 */
+    vec n = __builtin_convertvector(whole, vec);
+    vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vec p = (vec){} + 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (vec)((whole + 127) << 23);
+}
+
+/* Queries of one KV head against one sequence. `group` and `lanes` are constants where it matters. */
+INLINE void attend(const float *q, const float *k, const float *v, const int64_t *runs, int64_t n_runs,
+                   float *out, float scale, const int group, const int lanes) {
+    const int dim = lanes * 16;
+    vec query[MAX_GROUP][MAX_LANES], acc[MAX_GROUP][MAX_LANES];
+    float highest[MAX_GROUP], total[MAX_GROUP], score[MAX_GROUP][TILE];
+    for (int g = 0; g < group; g++) {
+        highest[g] = -INFINITY;
+        total[g] = 0;
+        for (int i = 0; i < lanes; i++) {
+            query[g][i] = load(q + g * dim + i * 16) * scale;
+            acc[g][i] = (vec){};
+        }
+    }
+    for (int64_t r = 0; r < n_runs; r++) {
+        for (int64_t at = 0; at < runs[2 * r + 1]; at += TILE) {
+            const int64_t slot = runs[2 * r] + at, left = runs[2 * r + 1] - at;
+            const int n = left < TILE ? (int)left : TILE;
+            for (int j = 0; j < n; j += 16)
+                for (int g = 0; g < group; g++) {
+                    vec part[16];
+                    for (int c = 0; c < 16; c++) {
+                        /* beyond the end the last key is read again, and not counted below */
+                        const float *row = k + (slot + (j + c < n ? j + c : n - 1)) * dim;
+                        part[c] = query[g][0] * load(row);
+                        for (int i = 1; i < lanes; i++) part[c] += query[g][i] * load(row + i * 16);
+                    }
+                    store(score[g] + j, sums_of(part));
+                }
+            const int end = (n + 15) / 16 * 16;
+            for (int g = 0; g < group; g++) {
+                for (int j = n; j < end; j++) score[g][j] = -INFINITY;
+                vec high = (vec){} + highest[g];
+                for (int j = 0; j < end; j += 16) high = larger(load(score[g] + j), high);
+                float best = high[0];
+                for (int i = 1; i < 16; i++) best = high[i] > best ? high[i] : best;
+                vec weights = (vec){};
+                for (int j = 0; j < end; j += 16) {
+                    vec w = exp_of(load(score[g] + j) - best);
+                    store(score[g] + j, w);
+                    weights += w;
+                }
+                const float shrink = expf(highest[g] - best);
+                highest[g] = best;
+                /* padding of the last vector weighs 1e-38 each: nothing */
+                total[g] = total[g] * shrink + sum_of(weights);
+                for (int i = 0; i < lanes; i++) acc[g][i] *= shrink;
+            }
+            for (int j = 0; j < n; j++) {
+                const float *row = v + (slot + j) * dim;
+                for (int i = 0; i < lanes; i++) {
+                    const vec value = load(row + i * 16);
+                    for (int g = 0; g < group; g++) acc[g][i] += score[g][j] * value;
+                }
+            }
+        }
+    }
+    for (int g = 0; g < group; g++)
+        for (int i = 0; i < lanes; i++) store(out + g * dim + i * 16, acc[g][i] / total[g]);
+}
+
+#define CASE(G, L)                                                                  \
+    if (group == (G) && lanes == (L)) {                                             \
+        attend(q, k, v, runs, n_runs, out, scale, (G), (L));                        \
+        return;                                                                     \
+    }
+
+static void attend_any(const float *q, const float *k, const float *v, const int64_t *runs,
+                       int64_t n_runs, float *out, float scale, int group, int lanes) {
+    CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(1, 8) CASE(2, 8) CASE(3, 8) CASE(4, 8)
+    attend(q, k, v, runs, n_runs, out, scale, group, lanes);
+}
+
+/* Returns 0, or 1 if the shapes are beyond what is compiled in. */
+int headwater_decode(const float *q, int64_t q_stride, const float *k, const float *v, int64_t slots,
+                     const int64_t *runs, const int64_t *first_run, float *out, int64_t out_stride,
+                     int64_t sequences, int64_t kv_heads, int64_t group, int64_t dim, float scale,
+                     int threads) {
+    if (group > MAX_GROUP || dim % 16 || dim > 16 * MAX_LANES) return 1;
+    const int64_t jobs = sequences * kv_heads;
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+#endif
+    for (int64_t job = 0; job < jobs; job++) {
+        const int64_t s = job / kv_heads, h = job % kv_heads;
+        attend_any(q + s * q_stride + h * group * dim, k + h * slots * dim, v + h * slots * dim,
+                   runs + 2 * first_run[s], first_run[s + 1] - first_run[s],
+                   out + s * out_stride + h * group * dim, scale, (int)group, (int)(dim / 16));
+    }
+    return 0;
+}
