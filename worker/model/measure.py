@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.render import Renderer
 from worker.benchmark import Benchmark, Bounds, Report, Sizes
@@ -134,17 +134,19 @@ def shape_of(loaded: LoadedModel) -> ModelShape | None:
     if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
         return None
     head = model.get_output_embeddings()
-    outside = {id(t) for part in (model.get_input_embeddings(), head) for t in _matrices(part)}
-    body = sum(t.numel() for t in _matrices(model) if id(t) not in outside)
+    outside = (model.get_input_embeddings(), head)
+    body = sum(_weights(module) for module in model.modules() if module not in outside)
     q_heads = text.num_attention_heads
     width = sum(q_heads * (spec.key_dim + spec.value_dim) for spec in loaded.layers.values()) // 2
     kv_bytes = sum(spec.bytes_per_token for spec in loaded.layers.values())
     return ModelShape(body, loaded.vocab_size * text.hidden_size, width, kv_bytes)
 
 
-def _matrices(module: Any) -> list[Tensor]:
-    """Weights that are matrices, quantised ones included."""
-    return [t for t in (*module.parameters(), *module.buffers()) if t.ndim == 2]
+def _weights(module: nn.Module) -> int:
+    """Weights that every token is multiplied by; packed and quantised layers hold theirs apart."""
+    if isinstance(n_in := getattr(module, "in_features", None), int):
+        return n_in * int(getattr(module, "out_features", 0))
+    return sum(t.numel() for t in module.parameters(recurse=False) if t.ndim == 2)
 
 
 def read_bandwidth(device: torch.device, meter: Meter = "wall", repeats: int = 5) -> float:

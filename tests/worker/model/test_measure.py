@@ -90,8 +90,8 @@ def test_noise_fills_the_blocks_it_is_asked_for_and_no_other(folder: Path) -> No
     runner.write_noise(5)
     for layer in runner.pool.layers.values():
         for kept in (layer.keys, layer.values):
-            assert kept[: 5 * 16].ne(0).all()
-            assert kept[5 * 16 :].eq(0).all()
+            assert kept[:, : 5 * 16].ne(0).all()
+            assert kept[:, 5 * 16 :].eq(0).all()
 
 
 def test_arithmetic_of_a_tiny_llama(folder: Path) -> None:

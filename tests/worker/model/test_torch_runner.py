@@ -209,7 +209,7 @@ def test_the_block_table_kernel_gets_what_it_documents(
 ) -> None:
     made = driver(kind)
     monkeypatch.setattr(attention, "varlen_attn", varlen_by_hand)
-    made.runner._varlen = True
+    made.runner._layout = replace(made.runner._layout, paged=True)
     made.runner.check()
     prompts = [list(range(2, 60)), list(range(9, 40)), [7, 8]]
     tables = [made.blocks(70, first=20 * i, scattered=i == 1) for i in range(3)]
@@ -225,7 +225,7 @@ def test_a_block_table_kernel_that_fails_is_replaced(
 
     made = driver("llama")
     monkeypatch.setattr(attention, "varlen_attn", broken)
-    made.runner._varlen = True
+    made.runner._layout = replace(made.runner._layout, paged=True)
     with structlog.testing.capture_logs() as logs:
         made.runner.check()
     assert [line["event"] for line in logs] == ["paged_kernel_unusable"]
