@@ -17,6 +17,7 @@ from torch import nn
 from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
 from worker.model import int8, quantize
+from worker.model.batch import Layout
 from worker.model.int8 import Int8Linear, SharedProduct, quantize_linears
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
@@ -235,13 +236,13 @@ def test_the_check_compares_int8_with_int8(
     config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
 ) -> None:
     made = quantized(describe(model_of(config_of_kind("llama"), torch.float32)), 5)
-    check_against_plain(made, 5, paged=False)
+    check_against_plain(made, 5, Layout(made.device))
     inner = made.model.model.layers[1].mlp.forward
     made.model.model.layers[1].mlp.forward = lambda x: inner(
         x + nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
     )
     with pytest.raises(Unsupported, match="differs from plain attention"):
-        check_against_plain(made, 5, paged=False)
+        check_against_plain(made, 5, Layout(made.device))
 
 
 def test_loading_with_the_setting(
@@ -296,7 +297,7 @@ def test_adapters_on_a_quantized_model(
                 weight.copy_(rows(*weight.shape) * weight.shape[-1] ** -0.5)
     tuned.save_pretrained(tmp_path)
     runner = TorchRunner(quantized(describe(model), 8), 8, 8, threads=1)
-    runner.adapters.survey(runner.logits, 8, 8)
+    runner.adapters.survey(runner.logits, 64)
     runner.adapters.install("tuned", runner.adapters.read(str(tmp_path)))
     tokens = tuple(range(3, 23))
     with torch.inference_mode():
