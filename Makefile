@@ -59,9 +59,10 @@ bench-routing: $(STAMP) ## the routing goals on public traces, beside other poli
 bench-engine: $(STAMP) ## the worker's speed beside transformers and llama.cpp (an hour; ARGS="--only a,b --rounds 1")
 	$(BIN)/python -P bench/engine.py $(ARGS)
 
-proof: setup ## greedy output against transformers, cached answers against uncached ones (about 20 minutes)
+proof: setup ## greedy output against transformers, cached answers against uncached ones, seeded ones against themselves (about 20 minutes)
 	$(BIN)/python bench/equality.py
 	$(BIN)/python bench/same_text.py
+	$(BIN)/python bench/seed.py
 
 docs: $(STAMP) ## regenerate docs/configuration.md from the code
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig
