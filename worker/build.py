@@ -29,6 +29,7 @@ from shared.types import WorkerId
 from worker.adapters import Adapters, named_folders, read_all
 from worker.adapterstore import ReadAdapter
 from worker.config import WorkerConfig
+from worker.defaults import OPENAI, SamplingDefaults, read_defaults
 from worker.detokenise import Detokenizer
 from worker.engine import Engine
 from worker.eventlog import EventLog, make_epoch
@@ -59,6 +60,8 @@ class Model:
     bundle: TokenizerBundle
     adapters: tuple[tuple[str, str, ReadAdapter], ...] = ()
     """Installed ones: name, folder, and what was read there."""
+    defaults: SamplingDefaults = OPENAI
+    """For fields that a request leaves out."""
 
 
 def served_names(config: WorkerConfig) -> tuple[str, ...]:
@@ -114,7 +117,10 @@ def load_model(config: WorkerConfig, progress: Callable[[str], None] | None = No
     log = structlog.get_logger("worker.load")
     tell = progress or (lambda text: log.info("loading", step=text))
     runner = TorchRunner.load(config.model, config.cache, progress=tell)
-    return Model(runner, runner.bundle, read_all(runner.adapters, folders))
+    defaults = OPENAI
+    if config.model.generation_config == "auto":
+        defaults = read_defaults(runner.folder)
+    return Model(runner, runner.bundle, read_all(runner.adapters, folders), defaults)
 
 
 def adapter_folders(config: WorkerConfig) -> dict[str, str]:
@@ -162,7 +168,7 @@ def assemble(
         tokens=tokens,
         grammars=_grammars(model, renderer),
         speech=ToolSpeech(format_of(template), tokens.added_id, tokens.is_special),
-        limits=Limits(runner.vocab_size, limit),
+        limits=Limits(runner.vocab_size, limit, model.defaults),
         info=WorkerInfo(
             id=worker,
             epoch=epoch,

@@ -55,6 +55,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Folder for converted models; empty is XDG_CACHE_HOME/headwater.")
     ] = ""
     max_model_len: Annotated[Whole, doc("Longest prompt + answer; 0 takes the model's own.")] = 0
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        doc(
+            "Sampling fields that a request leaves out: auto takes those of the model's own "
+            "generation_config.json, none OpenAI's defaults."
+        ),
+    ] = "auto"
     lora_modules: Annotated[
         tuple[str, ...], doc("LoRA adapters to load at start, each NAME=DIR; see lora.md.")
     ] = ()

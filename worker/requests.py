@@ -12,6 +12,7 @@ from typing import Any
 
 from shared.errors import BadRequest, ContextLengthExceeded
 from shared.openai import GenerateRequest, RouteKind
+from worker.defaults import OPENAI, SamplingDefaults
 from worker.fields import Fields, wrong
 from worker.guide import GrammarSpec
 from worker.sequence import SamplingParams
@@ -77,6 +78,8 @@ class Limits:
     vocab_size: int
     max_tokens: int
     """Longest prompt + answer that the model and the KV pool can hold."""
+    defaults: SamplingDefaults = OPENAI
+    """For fields that a request leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +173,23 @@ def _max_tokens(fields: Fields) -> int | None:
 def _params(
     fields: Fields, limits: Limits, *, chat: bool, max_tokens: int | None
 ) -> SamplingParams:
-    top_p = fields.number("top_p", 0, 1, 1.0)
-    top_k = max(fields.integer("top_k", -1, 2**31 - 1) or 0, 0)
+    usual = limits.defaults
+    top_p = fields.number("top_p", 0, 1, usual.top_p)
+    top_k = fields.integer("top_k", -1, 2**31 - 1)
+    top_k = usual.top_k if top_k is None else max(top_k, 0)
     min_tokens = fields.integer("min_tokens", 0, 2**31 - 1) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise BadRequest("'min_tokens' must not be above 'max_tokens'.", param="min_tokens")
-    repetition = fields.number("repetition_penalty", 0, 100, 1.0)
+    repetition = fields.number("repetition_penalty", 0, 100, usual.repetition_penalty)
     if repetition == 0:
         raise wrong("repetition_penalty", 0, "above 0")
     return SamplingParams(
         max_tokens=max_tokens or COMPLETION_DEFAULT,
-        temperature=fields.number("temperature", 0, 2, 1.0),
+        temperature=fields.number("temperature", 0, 2, usual.temperature),
         # An empty nucleus still holds its best token.
         top_p=top_p or 1.0,
         top_k=top_k if top_p else 1,
-        min_p=fields.number("min_p", 0, 1, 0.0),
+        min_p=fields.number("min_p", 0, 1, usual.min_p),
         seed=fields.integer("seed", -SEED_LIMIT, SEED_LIMIT - 1),
         stop=fields.texts("stop", MAX_STOPS),
         stop_token_ids=fields.token_ids("stop_token_ids", limits.vocab_size),

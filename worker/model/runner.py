@@ -167,6 +167,11 @@ class TorchRunner:
         return self._loaded.name
 
     @property
+    def folder(self) -> str:
+        """Where the model's files lie; empty if it has none."""
+        return self._loaded.source
+
+    @property
     def bundle(self) -> TokenizerBundle:
         """Tokenizer and chat template. Raises ``ConfigError`` if the model came without."""
         try:
