@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -43,6 +43,7 @@ from worker.probe import Probe
 
 BLOCKS = 1600
 """Of 16 tokens: 1.2 GB of KV memory."""
+INT8_BLOCKS = 700
 
 
 class Bench:
@@ -54,15 +55,19 @@ class Bench:
         self.meter: Meter = args.by
         self.llama_python: str | None = args.llama_python
         self.scale: float = args.equality_scale
-        self.runner = TimedRunner.load(
-            ModelConfig(path=args.model, device="cpu", dtype="float32", threads=1),
-            CacheConfig(kv_blocks=BLOCKS),
-            progress=say,
-        )
-        self.runner.write_noise(BLOCKS)
-        self.probe = Probe(self.runner, clock, self.runner.forward)
-        self.probe.prefill(64)
+        self.runner, self.probe = self.load("none", BLOCKS)
         self.read_rate = read_bandwidth(self.runner.device, self.meter)
+
+    def load(self, quantize: Literal["none", "int8"], blocks: int) -> tuple[TimedRunner, Probe]:
+        """Our worker's model as it is, or quantised."""
+        model = ModelConfig(
+            path=self.model, device="cpu", dtype="float32", threads=1, quantize=quantize
+        )
+        runner = TimedRunner.load(model, CacheConfig(kv_blocks=blocks), progress=say)
+        runner.write_noise(blocks)
+        probe = Probe(runner, clock, runner.forward)
+        probe.prefill(64)
+        return runner, probe
 
     def plain(self) -> Any:
         """An untouched copy of the model."""
@@ -109,9 +114,11 @@ def against_llama(bench: Bench) -> Iterator[Row]:
         return
     folder = cache_root("") / "llama-peer"
     llama.make_models(python, folder)
-    file = folder / "F32.gguf"
-    yield from llama.against_llama(bench.probe, python, file, bench.rounds, bench.meter, "fp32")
-    yield from llama.missing("Q8_0", "int8", "this worker has no int8 weights")
+    rounds, meter = bench.rounds, bench.meter
+    f32, q8 = folder / "F32.gguf", folder / "Q8_0.gguf"
+    yield from llama.against_llama(bench.probe, python, f32, rounds, meter, "fp32")
+    _, quantised = bench.load("int8", INT8_BLOCKS)
+    yield from llama.against_llama(quantised, python, q8, rounds, meter, "int8")
 
 
 CASES: dict[str, Callable[[Bench], Iterable[Row]]] = {
