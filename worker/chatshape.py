@@ -11,7 +11,7 @@ from worker.responses import JUST_THE_ANSWER, Answer, Head, Shown
 from worker.sequence import FinishReason
 from worker.tokentext import TokenText
 from worker.toolformat import ToolFormat
-from worker.toolread import Call, Part, ToolReader
+from worker.toolread import Arguments, Opened, Part, ToolReader, gather
 
 TOOL_CALLS = "tool_calls"
 """Finish reason of an answer that holds calls."""
@@ -65,11 +65,12 @@ class ChatShape:
         if delta.logprobs and not any(isinstance(part, str) for part in parts):
             parts = ["", *parts]
         for part in parts:
-            if isinstance(part, Call):
-                chunks += self._call_chunks(index, part)
-            else:
+            if isinstance(part, str):
                 chunks.append(self._chunk(index, {"content": part}, logprobs, None))
                 logprobs = None
+            else:
+                piece = self._piece(index, part)
+                chunks.append(self._chunk(index, {"tool_calls": [piece]}, None, None))
         if delta.finish is not None:
             finish = _finish(delta.finish, self._called.get(index, 0))
             chunks.append(self._chunk(index, {}, None, finish))
@@ -94,8 +95,7 @@ class ChatShape:
         if self._calls is not None:
             reader = self._calls.reader()
             parts = [*reader.push(text), *reader.finish()]
-        content = "".join(part for part in parts if isinstance(part, str))
-        calls = [part for part in parts if isinstance(part, Call)]
+        content, calls = gather(parts)
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message["content"] = content or None
@@ -117,15 +117,13 @@ class ChatShape:
         parts = reader.push(delta.text)
         return parts if delta.finish is None else [*parts, *reader.finish()]
 
-    def _call_chunks(self, index: int, call: Call) -> list[Json]:
-        """Id and name first, then the arguments."""
+    def _piece(self, index: int, part: Opened | Arguments) -> Json:
+        """Id and name of a call, or the next piece of its arguments."""
         number = self._called.get(index, 0)
-        self._called[index] = number + 1
-        head = {"index": number, **self._call(index, number, call.name, "")}
-        arguments = {"index": number, "function": {"arguments": call.arguments}}
-        return [
-            self._chunk(index, {"tool_calls": [piece]}, None, None) for piece in (head, arguments)
-        ]
+        if isinstance(part, Opened):
+            self._called[index] = number + 1
+            return {"index": number, **self._call(index, number, part.name, "")}
+        return {"index": number - 1, "function": {"arguments": part.text}}
 
     def _call(self, index: int, number: int, name: str, arguments: str) -> Json:
         if self._calls is None:

@@ -17,6 +17,10 @@ WHITESPACE = r"[ ]|\n[ \t]{0,32}"
 """What may stand between two parts of a JSON text: a weak model that is free to would go on with
 white space until its limit."""
 
+ANYTHING = r"(.|\n)*"
+NO_BRACE = r"[ \t\r\n]*([^{ \t\r\n](.|\n)*)?"
+"""Any text that does not begin like a JSON object."""
+
 
 def literal(text: str) -> str:
     """Exactly this text."""

@@ -25,6 +25,8 @@ class Function:
     name: str
     parameters: Mapping[str, Any]
     """JSON schema of its arguments, an object."""
+    strict: bool = False
+    """Arguments must follow the schema even where the model is free to call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,17 @@ class ToolAsk:
     required: bool
     """The answer must be calls, and nothing else."""
     single: bool
-    """At most one call; kept to where calls are enforced."""
+    """At most one call."""
 
     @property
     def names(self) -> frozenset[str]:
         """Names that a call may have."""
         return frozenset(function.name for function in self.callable)
+
+    @property
+    def guarded(self) -> bool:
+        """A free answer is watched: should it call, the call must be of a certain form."""
+        return self.single or any(function.strict for function in self.callable)
 
 
 def read_tools(fields: Fields, *, chat: bool) -> ToolAsk | None:
@@ -110,9 +117,12 @@ def _function(where: str, tool: dict[str, Any]) -> Function:
             f"'{where}.function.name' must be a string of 1 to {MAX_NAME} characters.",
             param="tools",
         )
+    strict = function.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise BadRequest(f"'{where}.function.strict' must be true or false.", param="tools")
     parameters = function.get("parameters")
     if parameters is None:
-        return Function(name, NO_PARAMETERS)
+        return Function(name, NO_PARAMETERS, bool(strict))
     if not isinstance(parameters, dict):
         raise BadRequest(f"'{where}.function.parameters' must be a JSON schema.", param="tools")
-    return Function(name, {"type": "object", **parameters})
+    return Function(name, {"type": "object", **parameters}, bool(strict))

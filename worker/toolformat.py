@@ -16,7 +16,7 @@ import xxhash
 
 from worker import lark
 from worker.guide import GrammarSpec
-from worker.toolask import Function, ToolAsk
+from worker.toolask import ToolAsk
 
 
 class CallStyle(StrEnum):
@@ -91,42 +91,70 @@ class ToolSpeech:
     def grammar(self, ask: ToolAsk, form: GrammarSpec | None) -> GrammarSpec | None:
         """What the answer must be, given the form of answers that are no calls."""
         if ask.required:
-            return GrammarSpec("lark", "\n".join(["start: calls", *self._rules(ask)]), "tools")
-        if form is None or form.kind != "json":
+            rules = [f"start: {self._calls(single=ask.single)}", *_call_rules(self.format, ask)]
+            return GrammarSpec("lark", "\n".join(rules), "tools")
+        if form is None:
+            if not ask.guarded:
+                return None
+            rules = [*self._free(single=ask.single), *_call_rules(self.format, ask, free=True)]
+            return GrammarSpec("lark", "\n".join(rules), "tools")
+        if form.kind != "json":
             return form
         answer = f"answer: {lark.json_of(msgspec.json.decode(form.source))}"
-        rules = ["start: answer | calls", answer, *self._rules(ask)]
-        return GrammarSpec("lark", "\n".join(rules), form.param)
-
-    def _rules(self, ask: ToolAsk) -> list[str]:
-        names = [f"f{index}" for index in range(len(ask.callable))]
-        return [
-            f"calls: {self._calls(single=ask.single)}",
-            f"call: {' | '.join(names)}",
-            *(
-                f"{name}: {self._call(function)}"
-                for name, function in zip(names, ask.callable, strict=True)
-            ),
-        ]
+        start = f"start: answer | {self._calls(single=ask.single)}"
+        return GrammarSpec(
+            "lark", "\n".join([start, answer, *_call_rules(self.format, ask)]), form.param
+        )
 
     def _calls(self, *, single: bool) -> str:
-        def more(separator: str, item: str) -> str:
-            return "" if single else f" ({lark.literal(separator)} {item})*"
+        """Calls and nothing else."""
+        style = self.format.style
+        if style is CallStyle.BARE:
+            return self._behind_mark(single=single)
+        first = f"{self._mark(self.format.opening)} {self._behind_mark(single=single)}"
+        if style is CallStyle.LISTED or single:
+            return first
+        return f'{first} ("\\n" {first})*'
+
+    def _behind_mark(self, *, single: bool) -> str:
+        """Calls behind the marker that opens them; one of tagged ones."""
+
+        def more(separator: str) -> str:
+            return "" if single else f" ({lark.literal(separator)} call)*"
 
         style = self.format.style
         if style is CallStyle.BARE:
-            return "call" + more("; ", "call")
+            return "call" + more("; ")
         if style is CallStyle.LISTED:
-            return f'{self._mark(self.format.opening)} "[" call{more(", ", "call")} "]"'
-        opening, closing = self._mark(self.format.opening), self._mark(self.format.closing)
-        tagged = f'{opening} "\\n" call "\\n" {closing}'
-        return tagged + more("\n", tagged)
+            return f'"[" call{more(", ")} "]"'
+        return f'"\\n" call "\\n" {self._mark(self.format.closing)}'
+
+    def _free(self, *, single: bool) -> list[str]:
+        """Text in which the marker, and for bare calls a brace at the beginning, begins calls."""
+        # A lazy rule ends with the first marker: no text goes on over one. A token needs none.
+        lazy = "[lazy]" if self._marks[self.format.opening] is None else ""
+        opening = f"opening{lazy}: TEXT {self._mark(self.format.opening)}"
+        calls = self._behind_mark(single=single)
+        if self.format.style is CallStyle.BARE:
+            return [f"start: TEXT | {calls} | opening {calls}", opening, f"TEXT: /{lark.NO_BRACE}/"]
+        start = "start: TEXT | tool" if single else "start: tool* TEXT"
+        return [start, f"tool: opening {calls}", opening, f"TEXT: /{lark.ANYTHING}/"]
 
     def _mark(self, text: str) -> str:
         token = self._marks[text]
         return lark.literal(text) if token is None else lark.added(token)
 
-    def _call(self, function: Function) -> str:
+
+def _call_rules(form: ToolFormat, ask: ToolAsk, *, free: bool = False) -> list[str]:
+    """Rules of ``call``.
+
+    :param free: the model need not call; only strict functions have their schema enforced.
+    """
+    rules = []
+    for index, function in enumerate(ask.callable):
         name = msgspec.json.encode(function.name).decode()
-        head = f'{{"name": {name}, "{self.format.arguments}": '
-        return f'{lark.literal(head)} {lark.json_of(function.parameters)} "}}"'
+        head = f'{{"name": {name}, "{form.arguments}": '
+        schema = function.parameters if function.strict or not free else {"type": "object"}
+        rules.append(f'f{index}: {lark.literal(head)} {lark.json_of(schema)} "}}"')
+    choice = " | ".join(f"f{index}" for index in range(len(rules)))
+    return [f"call: {choice}", *rules]

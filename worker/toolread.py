@@ -1,13 +1,16 @@
 """Tool calls out of a model's text while it arrives. P.
 
 Joined parts do not depend on how the text was cut, so streamed and unstreamed answers are equal. A
-call is given out once its JSON is complete and names a known function; whatever only looks like a
-call, or breaks off, is content. White space next to calls is not content.
+call begins once its name is known and its arguments have begun as an object; from then on they are
+given out as they come, as the model writes them. What is written in another order is given out once
+its JSON is complete. Whatever only looks like a call, or breaks off before it has begun, is
+content. White space next to calls is not content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -16,23 +19,63 @@ from worker.toolformat import CallStyle, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """A call begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The next piece of the arguments of the call that began last; never empty."""
+
+    text: str
+
+
+Part = str | Opened | Arguments
+"""Content, or a piece of a call."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One complete call."""
+    """One call, put together."""
 
     name: str
     arguments: str
-    """A JSON object, as the model wrote it."""
+    """A JSON object as the model wrote it; cut off if the answer was."""
 
 
-Part = str | Call
-"""Content, or a call."""
+def gather(parts: Iterable[Part]) -> tuple[str, list[Call]]:
+    """Content and calls of a whole answer."""
+    content: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
+    for part in parts:
+        if isinstance(part, Opened):
+            calls.append((part.name, []))
+        elif isinstance(part, Arguments):
+            calls[-1][1].append(part.text)
+        else:
+            content.append(part)
+    return "".join(content), [Call(name, "".join(pieces)) for name, pieces in calls]
+
+
+_HEAD = re.compile(
+    r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{\s*["}])',
+    re.DOTALL,
+)
+"""A call up to its arguments, which must go on like an object."""
+HEAD_CHARS = 4096
+"""It is looked for in so much of a text."""
 
 
 class JsonExtent:
-    """Finds where a JSON object or list ends, piece by piece."""
+    """Finds where a JSON object or list ends, piece by piece.
 
-    def __init__(self) -> None:
-        self._depth = 0
+    :param depth: how many of them are open already.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
         self._in_string = self._escaped = False
 
     def feed(self, text: str) -> int | None:
@@ -71,10 +114,14 @@ class ToolReader:
         self._space = ""
         """White space that is content only if content follows."""
         self._called = False
+        self._listed = False
+        """The present call is an item of a list."""
         self._raw: list[str] = []
-        """What the present call has taken, marker included, ..."""
+        """What may become a call has taken, marker included, ..."""
         self._body = 0
         """... and how many of these pieces come before its JSON."""
+        self._start = ""
+        """The beginning of this JSON."""
         self._extent = JsonExtent()
         self._parts: list[Part] = []
 
@@ -116,6 +163,7 @@ class ToolReader:
         if at >= 0:
             self._say(text[:at])
             self._raw = [opening]
+            self._listed = False
             self._state = self._opened
             return text[at + len(opening) :]
         keep = _overlap(text, opening)
@@ -127,23 +175,87 @@ class ToolReader:
         begun = text.lstrip()
         if not begun:
             return self._wait(text)
-        first = "[{" if self._format.style is CallStyle.LISTED else "{"
-        if begun[0] in first:
-            return self._open(begun, text[: len(text) - len(begun)])
-        return self._give_up(text)
+        before = text[: len(text) - len(begun)]
+        if begun.startswith("[") and self._format.style is CallStyle.LISTED:
+            self._raw.append(before + "[")
+            self._listed = True
+            self._state = self._item
+            return begun[1:]
+        return self._open(begun, before) if begun.startswith("{") else self._give_up(text)
+
+    def _item(self, text: str) -> str:
+        """Within a list, where a call must follow."""
+        begun = text.lstrip()
+        if not begun:
+            return self._wait(text)
+        before = text[: len(text) - len(begun)]
+        return self._open(begun, before) if begun.startswith("{") else self._give_up(text)
 
     def _json(self, text: str) -> str:
+        """Within an object that has not shown yet whether it is a call."""
+        self._raw.append(text)
+        if len(self._start) < HEAD_CHARS:
+            self._start = (self._start + text)[:HEAD_CHARS]
+            head = _HEAD.match(self._start)
+            if head and _string(head[1]) in self._names:
+                rest = "".join(self._raw[self._body :])[head.end() :]
+                self._begin(_string(head[1]))
+                self._extent = JsonExtent()
+                self._state = self._arguments
+                return rest
         end = self._extent.feed(text)
-        self._raw.append(text if end is None else text[:end])
         if end is None:
             return ""
-        calls = decode_calls("".join(self._raw[self._body :]), self._format, self._names)
-        if calls is None:
+        self._raw[-1] = text[:end]
+        call = decode_call("".join(self._raw[self._body :]), self._names)
+        if call is None:
             return self._give_up(text[end:])
-        self._raw, self._space, self._called = [], "", True
-        self._parts += calls
-        self._state = self._after
+        self._begin(call.name)
+        self._parts.append(Arguments(call.arguments))
+        return self._end(text[end:])
+
+    def _arguments(self, text: str) -> str:
+        """Within the arguments of a call that has begun."""
+        end = self._extent.feed(text)
+        self._parts.append(Arguments(text if end is None else text[:end]))
+        if end is None:
+            return ""
+        self._state = self._closing
         return text[end:]
+
+    def _closing(self, text: str) -> str:
+        """Behind the arguments: the object's end, or more members, which mean nothing."""
+        begun = text.lstrip()
+        if not begun:
+            return self._wait(text)
+        if begun.startswith("}"):
+            return self._end(begun[1:])
+        if begun.startswith(","):
+            self._extent = JsonExtent(depth=1)
+            self._state = self._more
+            return begun
+        return self._end(text)
+
+    def _more(self, text: str) -> str:
+        """Within members behind the arguments. They are content if the object never ends."""
+        end = self._extent.feed(text)
+        if end is None:
+            self._raw.append(text)
+            return ""
+        self._raw = []
+        return self._end(text[end:])
+
+    def _between(self, text: str) -> str:
+        """Behind an item of a list: another one, or the list's end."""
+        begun = text.lstrip()
+        if not begun:
+            return self._wait(text)
+        if begun.startswith(","):
+            self._raw = [text[: len(text) - len(begun) + 1]]
+            self._state = self._item
+            return begun[1:]
+        self._state = self._after
+        return begun.removeprefix("]")
 
     def _after(self, text: str) -> str:
         """Behind a call: what closes it, or another one of the same kind."""
@@ -159,9 +271,9 @@ class ToolReader:
             if not following:
                 return self._wait(text)
             if following.startswith("{"):
-                return self._open(following, "")
+                return self._open(following, text[: len(text) - len(following)])
         elif self._format.style is CallStyle.BARE and begun.startswith("{"):
-            return self._open(begun, "")
+            return self._open(begun, text[: len(text) - len(begun)])
         self._state = self._content
         return text
 
@@ -171,9 +283,20 @@ class ToolReader:
         """JSON begins with ``text``."""
         self._raw += [before] if before else []
         self._body = len(self._raw)
+        self._start = ""
         self._extent = JsonExtent()
         self._state = self._json
         return text
+
+    def _begin(self, name: str) -> None:
+        """It is a call."""
+        self._raw, self._space, self._called = [], "", True
+        self._parts.append(Opened(name))
+
+    def _end(self, rest: str) -> str:
+        """The call is over."""
+        self._state = self._between if self._listed else self._after
+        return rest
 
     def _give_up(self, rest: str) -> str:
         """What looked like a call is content."""
@@ -207,22 +330,24 @@ class _Written(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
-def decode_calls(text: str, form: ToolFormat, names: frozenset[str]) -> list[Call] | None:
-    """The calls in a JSON text; None if it is anything else."""
+def decode_call(text: str, names: frozenset[str]) -> Call | None:
+    """The call in a complete JSON text; None if it is anything else."""
     try:
-        if form.style is CallStyle.LISTED and text.startswith("["):
-            written = msgspec.json.decode(text, type=list[_Written])
-        else:
-            written = [msgspec.json.decode(text, type=_Written)]
+        written = msgspec.json.decode(text, type=_Written)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
-    calls = []
-    for each in written:
-        arguments = _arguments(bytes(each.arguments) or bytes(each.parameters))
-        if each.name not in names or arguments is None:
-            return None
-        calls.append(Call(each.name, arguments))
-    return calls or None
+    arguments = _arguments(bytes(written.arguments) or bytes(written.parameters))
+    if written.name not in names or arguments is None:
+        return None
+    return Call(written.name, arguments)
+
+
+def _string(quoted: str) -> str:
+    """The value of a JSON string; empty, which no function is called, if it is none."""
+    try:
+        return msgspec.json.decode(quoted, type=str)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return ""
 
 
 def _arguments(raw: bytes) -> str | None:

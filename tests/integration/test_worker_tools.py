@@ -102,6 +102,45 @@ async def test_a_call_that_is_cut_off_is_content(client: Client) -> None:
     assert stream.finishes() == ["length"]
 
 
+async def test_arguments_come_as_they_are_generated(client: Client) -> None:
+    texts = [json.dumps({"city": "Oslo", "note": "x" * 60}), "{}", '{"a": {"b": "}</tool_call>"}}']
+    said = "Now.\n" + "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
+        for name, text in zip(("weather", "now", "now"), texts, strict=True)
+    )
+    request = chat("go", tools=TOOLS, guided_choice=[said], max_tokens=400)
+    stream = await client.stream(CHAT, request)
+    (made,) = (await client.ask(CHAT, request))["choices"]
+    pieces = [p for c in stream.choices() for p in c["delta"].get("tool_calls", [])]
+    assert [piece["index"] for piece in pieces] == sorted(piece["index"] for piece in pieces)
+    for number, text in enumerate(texts):
+        head, *rest = [piece for piece in pieces if piece["index"] == number]
+        assert set(head) == {"index", "id", "type", "function"}
+        assert head["function"]["arguments"] == ""
+        assert all(set(piece) == {"index", "function"} for piece in rest)
+        given = [piece["function"]["arguments"] for piece in rest]
+        assert "".join(given) == text
+        assert len(given) >= len(text) - 2
+        assert all(given)
+        whole = made["message"]["tool_calls"][number]
+        assert whole["function"] == {"name": head["function"]["name"], "arguments": text}
+    assert stream.text() == made["message"]["content"] == "Now."
+
+
+async def test_a_call_that_is_cut_off_in_its_arguments(client: Client) -> None:
+    said = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    request = chat("go", tools=TOOLS, guided_choice=[said])
+    for limit in (*range(1, len(said), 9), 44, 45, 46, 47, len(said) - 14, len(said) - 13):
+        cut = {**request, "max_tokens": limit}
+        (made,) = (await client.ask(CHAT, cut))["choices"]
+        stream = await client.stream(CHAT, cut)
+        assert gathered(stream, 0) == [
+            call["function"] for call in made["message"].get("tool_calls", [])
+        ]
+        assert stream.text() == (made["message"]["content"] or "")
+        assert stream.finishes() == [made["finish_reason"]] == ["length"]
+
+
 async def test_a_conversation_goes_on_with_the_results(client: Client) -> None:
     request = chat("go", tools=TOOLS, tool_choice=NAMED, max_tokens=500)
     message = (await client.ask(CHAT, request))["choices"][0]["message"]
