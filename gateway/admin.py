@@ -227,6 +227,7 @@ def _told(decision: Route | Reject) -> dict[str, Any]:
             "state": scored.candidate.worker.state.value,
             "trust": scored.candidate.worker.trust.value,
             "matched_tokens": scored.candidate.matched_tokens,
+            "host_tokens": scored.candidate.host_tokens,
             "cost_s": scored.cost,
             "parts": dict(scored.parts),
             "inflight": scored.candidate.worker.inflight,

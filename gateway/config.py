@@ -69,6 +69,10 @@ class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_s_per_token: Annotated[
         Positive, doc("Assumed prefill seconds per token before anything was measured.")
     ] = 1e-4
+    host_s_per_token: Annotated[
+        Positive,
+        doc("Assumed seconds to load a cached token from a worker's host memory, until it tells."),
+    ] = 2e-5
     prefix_hash_tokens: Annotated[
         Count, doc("prefix_hash: how many leading tokens decide (rounded down to 16).")
     ] = 256

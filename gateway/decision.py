@@ -103,6 +103,8 @@ class WorkerStatus:
     booked_prefill_s: float
     booked_tokens: int
     index_blocks: int
+    index_host_blocks: int
+    """Those in its host memory."""
     prefill_s_per_token: float
     failure_rate: float
     running: int

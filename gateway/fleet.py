@@ -38,8 +38,9 @@ class Fleet:
     incarnation starts at zero, and the old attempts end on the old counts.
     """
 
-    def __init__(self, rates: RateBook) -> None:
+    def __init__(self, rates: RateBook, host_s_per_token: float) -> None:
         self._rates = rates
+        self._host_s_per_token = host_s_per_token
         self._members: dict[WorkerId, Member] = {}
         self._departed: dict[WorkerId, Member] = {}
         self._serving: dict[str, list[Member]] = {}
@@ -180,6 +181,7 @@ class Fleet:
             booked_decode_tokens=held,
             prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
             overhead_s=self._rates.overhead_s(member.pool),
+            host_s_per_token=member.host_token_s() or self._host_s_per_token,
             failure_rate=member.breaker.failure_rate(now),
             failure_s=member.breaker.lost_s,
             kv_tokens_total=total,

@@ -34,11 +34,18 @@ class Held:
     """As counted, else estimated from the keys."""
     usable: Mapping[WorkerId, int]
     """Promised ones included."""
+    host: Mapping[WorkerId, int]
+    """The part that is in the worker's host memory, where there is one."""
     promised: Mapping[WorkerId, int]
     """The part that is only promised, where there is one."""
     trust: Mapping[WorkerId, Trust]
     seen_tokens: int
     popularity: Popularity
+
+    def new_kv_tokens(self, worker: WorkerId) -> int:
+        """Prompt tokens that need new room on the worker's device."""
+        on_device = self.usable[worker] - self.host.get(worker, 0)
+        return max(0, self.prompt_tokens - on_device)
 
     def overlap(
         self, serving: Sequence[Member], open_to: Collection[Member], now: float
@@ -127,6 +134,7 @@ class Knowledge:
         trust = {member.id: self.trust(member)[0] for member in serving}
         usable: dict[WorkerId, int] = {}
         promised: dict[WorkerId, int] = {}
+        host: dict[WorkerId, int] = {}
         for member in serving:
             worker = member.id
             usable[worker] = 0
@@ -135,6 +143,9 @@ class Knowledge:
             match = matches.get(worker)
             granules = 0 if match is None else match.tokens // GRANULE
             usable[worker] = _usable(member, granules, total)
+            if match is not None and match.host_tokens:
+                on_device = (match.tokens - match.host_tokens) // GRANULE
+                host[worker] = usable[worker] - _usable(member, on_device, total)
             ahead = granules
             if worker not in exclude:
                 ahead = self._promises.extend(worker, keys, granules)
@@ -144,7 +155,7 @@ class Knowledge:
                 usable[worker] = more
         stride = min(member.stride for member in serving)
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
-        return Held(total, usable, promised, trust, seen, self._branches.popularity(keys))
+        return Held(total, usable, host, promised, trust, seen, self._branches.popularity(keys))
 
     def asked(self, query: Query, overlap: Overlap) -> None:
         """A request begins; ``overlap`` is as it was decided."""

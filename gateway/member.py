@@ -240,6 +240,12 @@ class Member:
             return 1.0 / load.decode_tokens_per_s
         return self.tpot_s
 
+    def host_token_s(self) -> float:
+        """Seconds to load a token from host memory, as it measured; 0 = unknown."""
+        load = self.last_load()
+        rate = 0.0 if load is None else load.host_tokens_per_s
+        return 1.0 / rate if rate > 0 else 0.0
+
     def restart(self, info: WorkerInfo) -> None:
         """A new incarnation. Leases of the old one stay booked until they end."""
         self.adopt(info)
@@ -258,6 +264,7 @@ def describe(
     *,
     trust: tuple[Trust, str],
     index_blocks: int,
+    index_host_blocks: int,
     prefill_s_per_token: float,
 ) -> WorkerStatus:
     """A member as operators see it. Pure."""
@@ -277,6 +284,7 @@ def describe(
         booked_prefill_s=booked.prefill_s,
         booked_tokens=booked.decode_tokens,
         index_blocks=index_blocks,
+        index_host_blocks=index_host_blocks,
         prefill_s_per_token=prefill_s_per_token,
         failure_rate=member.breaker.failure_rate(now),
         running=load.running,

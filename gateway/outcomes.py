@@ -99,6 +99,6 @@ class Outcomes:
             uncached=max(1, total - cached),
             total=total,
             ttft_s=first - attempt.booking.begun,
-            wait_s=attempt.booking.wait_s,
+            wait_s=attempt.booking.wait_s + attempt.route.chosen.candidate.load_s,
         )
         self._rates.observe(attempt.member.pool, attempt.member.id, sample, now)

@@ -36,7 +36,7 @@ from gateway.routing.rates import RateBook
 from shared.errors import ApiError, ModelNotFound, NoCapacity
 from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
-from shared.types import WorkerId
+from shared.types import Tier, WorkerId
 
 __all__ = [
     "AttemptEnd",
@@ -73,7 +73,7 @@ class Router:
         self._rng = rng
         self._cost = cost or CostModel()
         self._rates = RateBook(config.prefill_s_per_token, self._cost)
-        self._fleet = Fleet(self._rates)
+        self._fleet = Fleet(self._rates, config.host_s_per_token)
         self._knowledge = Knowledge(index, config.ghost_blocks)
         self._outcomes = Outcomes(self._fleet, self._rates, self._knowledge)
 
@@ -245,7 +245,8 @@ class Router:
                 matched_tokens=held.usable[member.id],
                 promised_tokens=held.promised.get(member.id, 0),
                 shared_tokens=held.popularity.shared_tokens(held.usable[member.id]),
-                new_kv_tokens=max(0, held.prompt_tokens - held.usable[member.id]) + output,
+                new_kv_tokens=held.new_kv_tokens(member.id) + output,
+                host_tokens=held.host.get(member.id, 0),
             )
             for member in members
         ]
@@ -307,5 +308,6 @@ class Router:
             now,
             trust=self._knowledge.trust(member),
             index_blocks=self._index.blocks(member.id),
+            index_host_blocks=self._index.blocks(member.id, Tier.HOST),
             prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
         )

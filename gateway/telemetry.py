@@ -181,9 +181,11 @@ class FleetCollector(Collector):
         state = _gauge("worker_state", "1 for the present state.", "worker", "state")
         trust = _gauge("worker_trust", "1 for how far the index is believed.", "worker", "state")
         blocks = _gauge("index_blocks", "Index entries of a worker.", "worker")
+        host_blocks = _gauge("index_host_blocks", "Those in a worker's host memory.", "worker")
         for worker in self._router.workers(self._clock()):
             inflight.add_metric([worker.id], worker.inflight)
             blocks.add_metric([worker.id], worker.index_blocks)
+            host_blocks.add_metric([worker.id], worker.index_host_blocks)
             for known_state in WorkerState:
                 is_it = float(worker.state is known_state)
                 state.add_metric([worker.id, known_state.value], is_it)
@@ -196,7 +198,7 @@ class FleetCollector(Collector):
         lag.add_metric([], self._stats.index_lag_s)
         up = _gauge("redis_up", "1 if the shared state is followed.")
         up.add_metric([], float(self._stats.redis_up))
-        return [inflight, state, trust, blocks, queue, lag, up]
+        return [inflight, state, trust, blocks, host_blocks, queue, lag, up]
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -2,7 +2,8 @@
 
 A batch belongs to one (worker, epoch, source) and carries a sequence number that grows by one per
 batch from 1. A receiver that sees a gap asks for a :class:`Snapshot`. A block is announced only
-after its KV has been computed, and its ancestors are announced before it.
+after its KV has been computed, and its ancestors are announced before it. One that moves to another
+tier is removed from the one and stored on the other in the same batch.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from shared.types import Epoch, Tier, WorkerId
 
 
 class BlocksStored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
-    """Consecutive index keys of one chain, in depth order."""
+    """Consecutive index keys of one chain, in depth order; on other tiers than the device any keys,
+    in any order."""
 
     packed_keys: bytes
     parent: int | None = None
-    """Key before the first of ``keys``; None at the root of a scope."""
+    """Key before the first of ``keys``; None at the root of a scope, and on other tiers."""
     tier: Tier = Tier.GPU
 
     @property
@@ -42,11 +44,14 @@ class BlocksRemoved(msgspec.Struct, frozen=True, tag="removed", array_like=True)
 
 
 class CacheCleared(msgspec.Struct, frozen=True, tag="cleared", array_like=True):
-    """Everything is gone."""
+    """Everything is gone, from all tiers."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot", array_like=True):
-    """The whole contents as of the batch's ``seq``; replaces what the receiver knew."""
+    """The whole contents of ``tier`` as of the batch's ``seq``; replaces what the receiver knew.
+
+    That of the device comes first in its batch and empties the other tiers, whose own may follow.
+    """
 
     packed_keys: bytes
     tier: Tier = Tier.GPU

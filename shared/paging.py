@@ -12,49 +12,44 @@ matches has the same tokens by construction; no hash is trusted. Whoever holds a
 ancestors. Hence a block becomes cached no later than its parent, the cached blocks in the order of
 their release (children first) are an LRU order that is leaf-first, and every cached block can be
 evicted. All operations are O(blocks named); eviction is O(1) a block.
+
+With a host tier (:mod:`shared.hosttier`) evicted contents move there, and a match may go on from
+the device into it; :meth:`BlockPool.promote` brings that part back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shared.events import CacheEvent
 from shared.freelist import FreeRuns
+from shared.hosttier import HostTier
+from shared.lifetimes import Lifetimes
 from shared.pagingevents import CacheJournal
+from shared.prefixtree import NOWHERE, Node, PrefixTree
 from shared.types import BlockKey
-
-
-@dataclass(eq=False, slots=True)
-class _Node:
-    """Place of a sealed block in the tree."""
-
-    siblings: dict[bytes, int]
-    """The dict that holds this block: its parent's children or a scope's."""
-    root: bytes
-    parent: int | None
-    unit: bytes
-    key: BlockKey | None
-    announced: BlockKey | None
-    """Key of the nearest block at or above this one that has a key."""
-    children: dict[bytes, int] | None = None
 
 
 class BlockPool:
     """Blocks ``0 .. n_blocks - 1`` of ``block_size`` tokens. Contents are opaque ``unit`` bytes.
 
     :param caching: False: nothing is ever sealed or matched.
+    :param host_blocks: slots of the host tier; 0 = none.
     """
 
-    def __init__(self, n_blocks: int, block_size: int, *, caching: bool = True) -> None:
+    def __init__(
+        self, n_blocks: int, block_size: int, *, caching: bool = True, host_blocks: int = 0
+    ) -> None:
         if n_blocks < 1 or block_size < 1:
             raise ValueError(f"{n_blocks} blocks of {block_size} tokens are no pool")
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.caching = caching
         self._refs = [0] * n_blocks
-        self._nodes: list[_Node | None] = [None] * n_blocks
-        self._roots: dict[bytes, dict[bytes, int]] = {}
+        self._nodes: list[Node | None] = [None] * n_blocks
+        self._tree = PrefixTree()
+        self.host = HostTier(host_blocks, self._tree)
+        self.lifetimes = Lifetimes(n_blocks)
         self._detached: set[int] = set()
         self._cached: dict[int, None] = {}  # insertion order = eviction order
         self._free = FreeRuns(n_blocks)
@@ -96,14 +91,29 @@ class BlockPool:
         Mutates nothing; valid until the next call that mutates, so acquire it at once.
         """
         path: list[int] = []
-        children = self._roots.get(root)
+        children = self._tree.below(root, None)
         for unit in units:
-            block = children.get(unit) if children is not None else None
-            if block is None:
+            node = children.get(unit) if children is not None else None
+            if node is None or node.block == NOWHERE:
                 break
-            path.append(block)
-            children = self._node(block).children
+            path.append(node.block)
+            children = node.children
         return path
+
+    def match_host(self, root: bytes, path: Sequence[int], units: Sequence[bytes]) -> list[int]:
+        """Host slots that continue a matched ``path``; ``units`` are the contents beyond it.
+
+        As :meth:`match`. Empty while the tier is closed.
+        """
+        slots: list[int] = []
+        children = self._tree.below(root, self._node(path[-1]) if path else None)
+        for unit in units if self.host.open else ():
+            node = children.get(unit) if children is not None else None
+            if node is None:
+                break
+            slots.append(node.slot)
+            children = node.children
+        return slots
 
     def n_cached_of(self, blocks: Sequence[int]) -> int:
         """How many of a matched path nobody holds; acquiring it makes so many less available."""
@@ -119,6 +129,25 @@ class BlockPool:
             if refs[block] == 0:
                 del self._cached[block]
             refs[block] += 1
+        self.lifetimes.found(blocks)
+
+    def promote(self, slots: Sequence[int], after: int | None) -> list[int] | None:
+        """Bring a matched path's host part back, held once by the caller, who holds the rest.
+
+        The contents are there once the pending copies have been executed. ``after`` and None as in
+        :meth:`allocate`.
+        """
+        if len(slots) > self.available:
+            return None
+        nodes = self.host.pin(slots)
+        if nodes and nodes[0].parent is not None and not self._refs[nodes[0].parent.block]:
+            raise ValueError(f"what host slot {slots[0]} continues is not held")
+        blocks = self.allocate(len(slots), after) or []
+        for node, block in zip(nodes, blocks, strict=True):
+            self.host.bring_back(node, block)
+            self._show(node)
+            self.lifetimes.found((block,))
+        return blocks
 
     def allocate(self, n: int, after: int | None = None) -> list[int] | None:
         """``n`` private blocks, physically consecutive and following ``after`` where possible.
@@ -155,20 +184,18 @@ class BlockPool:
             raise ValueError(f"parent {parent} of block {block} is not held")
         if parent_node is not None and parent_node.root != root:
             raise ValueError(f"parent {parent} of block {block} belongs to another scope")
-        siblings = self._siblings(root, parent_node)
-        twin = siblings.get(unit)
-        if twin is not None:
-            self.acquire((twin,))
+        siblings = self._tree.below(root, parent_node)
+        twin = None if siblings is None else siblings.get(unit)
+        if twin is None:
+            self._show(self._tree.add(root, parent_node, unit, key, block))
+        elif twin.block == NOWHERE:
+            self.host.replace(twin, block)
+            self._show(twin)
+        else:
+            self.acquire((twin.block,))
             self._refs[block] = 0
             self._free.put(block)
-            return twin
-        above = None if parent_node is None else parent_node.announced
-        siblings[unit] = block
-        self._nodes[block] = _Node(
-            siblings, root, parent, unit, key, key if key is not None else above
-        )
-        if key is not None:
-            self._journal.stored(key, above)
+            return twin.block
         return block
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -185,12 +212,16 @@ class BlockPool:
                 continue
             if self._nodes[block] is not None:
                 self._cached[block] = None
+                self.lifetimes.idle(block)
             else:
                 self._detached.discard(block)
                 self._free.put(block)
 
     def clear(self) -> int:
-        """Forget all contents; blocks in use are detached. Returns how many blocks became free."""
+        """Forget all contents on both tiers; blocks in use are detached.
+
+        Returns how many blocks became free.
+        """
         freed = len(self._cached)
         for block, node in enumerate(self._nodes):
             if node is None:
@@ -201,8 +232,9 @@ class BlockPool:
             else:
                 self._free.put(block)
         self._cached.clear()
-        self._roots.clear()
+        self._tree.clear()
         self._journal.cleared()
+        self.host.clear()
         return freed
 
     def forget(self, block: int) -> None:
@@ -214,61 +246,54 @@ class BlockPool:
         top = self._nodes[block]
         if top is None:
             return
-        self._unlink(top)
-        below = [block]
-        for each in below:  # grows while it is walked: parents before children
-            below.extend((self._node(each).children or {}).values())
-        for each in reversed(below):
-            node = self._node(each)
-            self._nodes[each] = None
+        self._tree.cut(top)
+        for node in reversed(top.family()):
+            if node.block == NOWHERE:
+                self.host.give_up(node)
+                continue
+            self._nodes[node.block] = None
             if node.key is not None:
                 self._journal.removed(node.key)
-            if self._refs[each]:
-                self._detached.add(each)
+            if self._refs[node.block]:
+                self._detached.add(node.block)
             else:
-                del self._cached[each]
-                self._free.put(each)
+                del self._cached[node.block]
+                self._free.put(node.block)
 
     def drain_events(self) -> list[CacheEvent]:
         """What happened to announced blocks since the last call, in order."""
-        return self._journal.drain()
+        return self._journal.drain() + self.host.journal.drain()
 
     def snapshot_keys(self) -> list[int]:
-        """Keys of all sealed blocks that have one: what the events so far add up to."""
+        """Keys of all sealed device blocks that have one: what the events so far add up to."""
         return self._journal.keys()
 
-    def _node(self, block: int) -> _Node:
+    def _node(self, block: int) -> Node:
         node = self._nodes[block]
         if node is None:
             raise ValueError(f"block {block} is not sealed")
         return node
 
-    def _siblings(self, root: bytes, parent: _Node | None) -> dict[bytes, int]:
-        if parent is None:
-            return self._roots.setdefault(root, {})
-        if parent.children is None:
-            parent.children = {}
-        return parent.children
+    def _show(self, node: Node) -> None:
+        """A node has come to the device."""
+        self._nodes[node.block] = node
+        self.lifetimes.born(node.block)
+        if node.key is not None:
+            self._journal.stored(node.key, node.above)
 
     def _evict(self) -> None:
-        """Free the least recently used cached block: it has no children (see above)."""
+        """Free the least recently used cached block: it has no device children (see above)."""
         block = next(iter(self._cached))
         del self._cached[block]
         node = self._node(block)
         self._nodes[block] = None
-        self._unlink(node)
+        if not self.host.admit(node):
+            self.host.drop_below(node)
+            self._tree.cut(node)
         if node.key is not None:
             self._journal.removed(node.key)
+        self.lifetimes.evicted(block)
         self._free.put(block)
-
-    def _unlink(self, node: _Node) -> None:
-        """Take a node out of its parent's children."""
-        del node.siblings[node.unit]
-        if not node.siblings:
-            if node.parent is None:
-                del self._roots[node.root]
-            else:
-                self._node(node.parent).children = None
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError. O(pool)."""
@@ -287,33 +312,24 @@ class BlockPool:
             _require(self._refs[block] == 1, f"writable block {block} has two holders")
         self._check_tree(sealed, cached)
         self._free.check()
+        self.host.check()
 
     def _check_tree(self, sealed: set[int], cached: set[int]) -> None:
+        self._tree.check()
         order = {block: place for place, block in enumerate(self._cached)}
-        reached: set[int] = set()
-        keys: list[int] = []
-        stack: list[tuple[int | None, bytes, dict[bytes, int]]] = [
-            (None, root, children) for root, children in self._roots.items()
-        ]
-        while stack:
-            parent, root, children = stack.pop()
-            _require(bool(children), "an empty dict of children")
-            for unit, block in children.items():
-                node = self._node(block)
-                place = (node.parent, node.root, node.unit)
-                _require(place == (parent, root, unit), f"block {block} is misplaced")
-                _require(block not in reached, f"block {block} is reached twice")
-                reached.add(block)
-                if parent is not None and block not in cached:
-                    _require(self._refs[parent] > 0, f"block {block} is used, its parent not")
-                if parent in cached:
-                    _require(order[block] < order[parent], f"{parent} goes before its child")
-                if node.key is not None:
-                    keys.append(node.key)
-                if node.children is not None:
-                    stack.append((block, root, node.children))
-        _require(reached == sealed, "a sealed block outside the tree")
-        _require(sorted(set(keys)) == sorted(self.snapshot_keys()), "keys and tree differ")
+        here = [node for node in self._tree if node.block != NOWHERE]
+        for node in here:
+            block, parent = node.block, node.parent
+            _require(self._nodes[block] is node, f"block {block} belongs to another node")
+            if parent is None:
+                continue
+            if block not in cached:
+                _require(self._refs[parent.block] > 0, f"block {block} is used, its parent not")
+            if parent.block in cached:
+                _require(order[block] < order[parent.block], f"block {block} outlives its parent")
+        _require({node.block for node in here} == sealed, "a sealed block outside the tree")
+        keys = {node.key for node in here if node.key is not None}
+        _require(sorted(keys) == sorted(self.snapshot_keys()), "keys and tree differ")
 
 
 def _require(holds: bool, message: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from shared.events import CacheCleared, CacheEvent, removed, stored
-from shared.types import BlockKey
+from shared.types import BlockKey, Tier
 
 
 class CacheJournal:
@@ -66,3 +68,57 @@ class CacheJournal:
         if self._removed:
             self._events.append(removed(self._removed))
             self._removed = []
+
+
+class NetJournal:
+    """The same for a tier whose contents come and go in any order: only the difference is told.
+
+    Its stores name no parent and follow no chain.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._holders: Counter[BlockKey] = Counter()
+        self._new: dict[BlockKey, None] = {}
+        self._gone: dict[BlockKey, None] = {}
+
+    def stored(self, key: BlockKey) -> None:
+        """A block with ``key`` has come."""
+        self._holders[key] += 1
+        if self._holders[key] > 1:
+            return
+        if key in self._gone:
+            del self._gone[key]
+        else:
+            self._new[key] = None
+
+    def removed(self, key: BlockKey) -> None:
+        """A block with ``key`` has gone."""
+        self._holders[key] -= 1
+        if self._holders[key]:
+            return
+        del self._holders[key]
+        if key in self._new:
+            del self._new[key]
+        else:
+            self._gone[key] = None
+
+    def cleared(self) -> None:
+        """All are gone; somebody else tells so."""
+        self._holders.clear()
+        self._new.clear()
+        self._gone.clear()
+
+    def keys(self) -> list[int]:
+        """The set that all events, pending ones too, add up to."""
+        return list(self._holders)
+
+    def drain(self) -> list[CacheEvent]:
+        """What has changed since the last call."""
+        events: list[CacheEvent] = []
+        if self._gone:
+            events.append(removed(list(self._gone), self._tier))
+        if self._new:
+            events.append(stored(list(self._new), None, self._tier))
+        self._gone, self._new = {}, {}
+        return events

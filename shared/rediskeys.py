@@ -28,6 +28,8 @@ FIELD_LOAD = "load"
 FIELD_EPOCH = "epoch"
 FIELD_SEQ = "seq"
 FIELD_BATCH = "b"
+FIELD_HOST = "host"
+"""In a manifest: "1" if chunks of host memory belong to the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,16 @@ class RedisKeys:
         return f"{self._tag(shard)}:log"
 
     def manifest(self, worker: WorkerId, epoch: Epoch) -> str:
-        """HASH epoch, seq: says up to which batch the checkpoint chunks are complete."""
+        """HASH epoch, seq, host: up to which batch the chunks are complete, and of what tiers."""
         return f"{self._tag(self.shard_of(worker))}:ck:{worker}:{epoch}:m"
 
     def chunk(self, worker: WorkerId, epoch: Epoch, chunk: int) -> str:
         """STRING of packed keys whose top bits are ``chunk``."""
         return f"{self._tag(self.shard_of(worker))}:ck:{worker}:{epoch}:{chunk}"
+
+    def host_chunk(self, worker: WorkerId, epoch: Epoch, chunk: int) -> str:
+        """As :meth:`chunk`, for keys in host memory; there only if there are such keys."""
+        return f"{self._tag(self.shard_of(worker))}:ck:{worker}:{epoch}:h{chunk}"
 
     def bookings(self, gateway: str) -> str:
         """STRING: the work one gateway has booked, by worker."""

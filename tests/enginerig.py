@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from shared.errors import ApiError
 from shared.events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from shared.paging import BlockPool
+from shared.types import Tier
 from worker.detokenise import Detokenizer
 from worker.fake_runner import FakeModel, FakeRunner
 from worker.generation import Delta, GenerationRequest
@@ -35,10 +36,12 @@ def prompt(rng: random.Random, length: int) -> tuple[int, ...]:
     return tuple(rng.choices(range(97, 123), k=length))
 
 
-def replay(events: Sequence[CacheEvent]) -> set[int]:
-    """What a receiver of the events holds."""
+def replay(events: Sequence[CacheEvent], tier: Tier = Tier.GPU) -> set[int]:
+    """What a receiver of the events knows of one tier."""
     held: set[int] = set()
     for event in events:
+        if not isinstance(event, CacheCleared) and event.tier is not tier:
+            continue
         if isinstance(event, BlocksStored):
             assert held.isdisjoint(event.keys)
             assert event.parent is None or event.parent in held
@@ -99,7 +102,8 @@ class SpyRunner(FakeRunner):
             written |= own
         if self.fail_next:
             self.fail_next = False
-            super().run(StepPlan(plan.chunks[: len(plan.chunks) // 2]))
+            half = len(plan.copies) // 2
+            super().run(StepPlan(plan.chunks[: len(plan.chunks) // 2], plan.copies[:half]))
             raise RunnerError("lost on purpose")
         return super().run(plan)
 
@@ -129,7 +133,8 @@ class Rig:
         self.runner = SpyRunner(
             self.model, sleep=self._sleep, clock=self._clock, rng=random.Random(seed)
         )
-        self.pool = BlockPool(n_blocks, block_size, caching=caching)
+        host_blocks = self.model.host_blocks
+        self.pool = BlockPool(n_blocks, block_size, caching=caching, host_blocks=host_blocks)
         self.scheduler = Scheduler(
             self.pool,
             max_batch_tokens=budget,
@@ -211,6 +216,7 @@ class Rig:
         assert load.queued_prefill_tokens == 0
         assert self.pool.available == self.pool.n_blocks
         assert replay(self.events) == set(self.pool.snapshot_keys())
+        assert replay(self.events, Tier.HOST) == set(self.pool.host.journal.keys())
 
 
 class Reference:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from shared.errors import ConfigError
+from shared.lifetimes import Distribution
 from worker.config import ServeConfig
 from worker.routes_adapters import AdapterRoutes
 from worker.service import Service
@@ -38,6 +40,12 @@ def check_exposure(config: ServeConfig) -> None:
         )
 
 
+def _summary(values: Distribution) -> dict[str, Any]:
+    """A histogram in JSON terms; the last count lies beyond the last bound."""
+    counts, bounds = list(values.counts), list(values.bounds)
+    return {"count": values.count, "mean": values.mean, "le": bounds, "counts": counts}
+
+
 class AdminRoutes:
     """Handlers under ``/admin/cache``."""
 
@@ -64,8 +72,21 @@ class AdminRoutes:
                     "cached": stats.blocks_cached,
                     "free": stats.blocks_free,
                 },
+                "host_blocks": {
+                    "total": stats.host_blocks_used + stats.host_blocks_free,
+                    "used": stats.host_blocks_used,
+                    "free": stats.host_blocks_free,
+                    "moved_out": stats.host_blocks_moved_out,
+                    "moved_in": stats.host_blocks_moved_in,
+                    "dropped": stats.host_blocks_dropped,
+                },
+                "lifetimes": {
+                    name: _summary(getattr(stats.lifetimes, name))
+                    for name in stats.lifetimes.__struct_fields__
+                },
                 "prompt_tokens": {
                     "cached": stats.prefill_cached_tokens,
+                    "from_host": stats.host_tokens,
                     "computed": stats.prefill_computed_tokens,
                 },
                 "hit_rate": stats.prefill_cached_tokens / prompt if prompt else None,

@@ -82,6 +82,17 @@ def limit_threads(threads: int, environment: MutableMapping[str, str]) -> None:
         environment.setdefault("GOMP_SPINCOUNT", "0")
 
 
+def check_cache(config: WorkerConfig) -> None:
+    """Raise ``ConfigError`` for a second tier that could never hold anything."""
+    cache = config.cache
+    if (cache.host_blocks or cache.host_gib) and not cache.prefix_cache:
+        name = "host_blocks" if cache.host_blocks else "host_gib"
+        raise ConfigError(f"cache.{name}", getattr(cache, name), "needs cache.prefix_cache")
+    if cache.host_gib and not cache.host_blocks and config.model.path == FAKE:
+        reason = "the fake model has no size in bytes: give cache.host_blocks"
+        raise ConfigError("cache.host_gib", cache.host_gib, reason)
+
+
 def check_model(path: str) -> None:
     """Raise ``ConfigError`` at once for what loading would refuse only after importing torch."""
     if path == FAKE:
@@ -218,13 +229,20 @@ def _fake_model(config: WorkerConfig) -> Model:
         prefill_s_per_token=config.fake.prefill_us_per_token / 1e6,
         decode_s_per_step=config.fake.decode_ms_per_step / 1e3,
         max_lora_rank=config.model.max_lora_rank,
+        host_blocks=config.cache.host_blocks,
+        copy_s_per_block=config.fake.copy_us_per_block / 1e6,
     )
     runner = FakeRunner(fake, sleep=time.sleep, clock=time.monotonic, rng=random.Random())
     return Model(runner, bundle)
 
 
 def _scheduler(config: WorkerConfig, runner: Runner) -> Scheduler:
-    pool = BlockPool(runner.n_blocks, runner.block_size, caching=config.cache.prefix_cache)
+    pool = BlockPool(
+        runner.n_blocks,
+        runner.block_size,
+        caching=config.cache.prefix_cache,
+        host_blocks=runner.host_blocks,
+    )
     return Scheduler(
         pool,
         max_batch_tokens=config.schedule.max_batch_tokens,

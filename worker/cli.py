@@ -54,6 +54,9 @@ def worker(
     quantize: Annotated[str | None, typer.Option(help="none or int8.")] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks; 0 takes what fits.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
+    host_blocks: Annotated[
+        int | None, typer.Option(help="Blocks of host memory for evicted KV; 0 = no second tier.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + answer.")] = None,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Token budget of a step.")] = None,
     max_step_ms: Annotated[float | None, typer.Option(help="Time budget of a step.")] = None,
@@ -91,6 +94,7 @@ def worker(
         "serve.admin_port": admin_port,
         "cache.kv_blocks": kv_blocks,
         "cache.block_size": block_size,
+        "cache.host_blocks": host_blocks,
         "cache.prefix_cache": False if no_prefix_cache else None,
         "schedule.max_batch_tokens": max_batch_tokens,
         "schedule.max_step_ms": max_step_ms,

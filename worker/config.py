@@ -79,6 +79,13 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
     block_size: Annotated[Count, doc("Tokens per block.")] = 16
     prefix_cache: Annotated[bool, doc("Reuse KV of prompts seen before.")] = True
+    host_blocks: Annotated[
+        Whole,
+        doc("Blocks of host memory for what the KV pool evicts, a second tier; 0 takes host_gib."),
+    ] = 0
+    host_gib: Annotated[
+        NonNegative, doc("The same in GiB; 0, and no host_blocks, is no second tier.")
+    ] = 0.0
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +105,9 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prefill_us_per_token: Annotated[NonNegative, doc("Modelled prefill time per token.")] = 150.0
     decode_ms_per_step: Annotated[NonNegative, doc("Modelled time of one decode step.")] = 5.0
+    copy_us_per_block: Annotated[
+        NonNegative, doc("Modelled time to copy a block between device and host memory.")
+    ] = 100.0
 
 
 class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -68,6 +68,7 @@ class SwitchedRunner:
 
     n_blocks = property(lambda self: self._runner.n_blocks)
     block_size = property(lambda self: self._runner.block_size)
+    host_blocks = property(lambda self: self._runner.host_blocks)
     max_model_len = property(lambda self: self._runner.max_model_len)
     vocab_size = property(lambda self: self._runner.vocab_size)
     eos_token_ids = property(lambda self: self._runner.eos_token_ids)

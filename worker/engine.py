@@ -221,12 +221,14 @@ class Engine:
         """Forget all cached blocks; running requests keep theirs, which nobody matches any more."""
         await self.call(self._scheduler.pool.clear)
 
-    async def snapshot(self) -> tuple[int, list[int]]:
-        """How many event batches ``on_events`` has been given, and the keys as of that batch."""
+    async def snapshot(self) -> tuple[int, list[int], list[int]]:
+        """How many event batches ``on_events`` has been given, and the keys as of that batch: on
+        the device, and in host memory."""
 
-        def read() -> tuple[int, list[int]]:
+        def read() -> tuple[int, list[int], list[int]]:
             self._steps.publish()
-            return self._steps.event_batches, self._scheduler.pool.snapshot_keys()
+            pool = self._scheduler.pool
+            return self._steps.event_batches, pool.snapshot_keys(), pool.host.journal.keys()
 
         return await self.call(read)
 

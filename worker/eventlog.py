@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 from shared.blocks import pack_keys
 from shared.events import CacheEvent, EventBatch, Snapshot, encode_batch
-from shared.types import Epoch, WorkerId
+from shared.types import Epoch, Tier, WorkerId
 
 SOURCE = "worker"
 """Who writes these batches, as receivers see it."""
@@ -46,6 +46,8 @@ class Contents:
 
     seq: int
     keys: list[int]
+    host_keys: list[int] = field(default_factory=list)
+    """Those in host memory."""
 
 
 class EventLog:
@@ -122,7 +124,10 @@ class EventLog:
 
     def snapshot(self, contents: Contents) -> bytes:
         """Encoded batch that says: as of ``contents.seq`` the cache holds exactly these keys."""
-        return encode_batch(self._batch(contents.seq, (Snapshot(pack_keys(contents.keys)),)))
+        tiers = [Snapshot(pack_keys(contents.keys))]
+        if contents.host_keys:
+            tiers.append(Snapshot(pack_keys(contents.host_keys), Tier.HOST))
+        return encode_batch(self._batch(contents.seq, tuple(tiers)))
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> bool:
         """Whether a batch after ``seq`` exists, waiting up to ``timeout_s`` for it."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from shared.hosttier import Copy, in_batches
+from shared.types import Tier
 from worker.adapterfiles import read_folder
 from worker.adapterstore import ReadAdapter
 from worker.guide import allows
@@ -49,6 +51,9 @@ class FakeModel:
     prefill_s_per_token: float = 0.0
     decode_s_per_step: float = 0.0
     max_lora_rank: int = 64
+    host_blocks: int = 0
+    copy_s_per_block: float = 0.0
+    """Of a copy between device and host, either way."""
 
 
 class FakeAdapters:
@@ -106,6 +111,7 @@ class FakeRunner:
         self._rng = rng
         self._slots = bytearray(model.n_blocks * model.block_size * SLOT)
         self.adapters = FakeAdapters(model.max_lora_rank)
+        self._host = bytearray(model.host_blocks * model.block_size * SLOT)
 
     @property
     def n_blocks(self) -> int:
@@ -116,6 +122,11 @@ class FakeRunner:
     def block_size(self) -> int:
         """Tokens per block."""
         return self._model.block_size
+
+    @property
+    def host_blocks(self) -> int:
+        """Slots for blocks in host memory."""
+        return self._model.host_blocks
 
     @property
     def max_model_len(self) -> int:
@@ -133,9 +144,11 @@ class FakeRunner:
         return self._model.eos_token_ids
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Write the chunks, then sample. Prefixes are read before anything of this step is written,
-        so reuse of a block within the step that computes it is not forgiven."""
+        """Copy, write the chunks, then sample. Prefixes are read before any chunk of this step is
+        written, so reuse of a block within the step that computes it is not forgiven."""
         started = self._clock()
+        self._copy(plan.copies)
+        copied = self._clock()
         for chunk in plan.chunks:
             self._require_room(chunk)
         prefixes = [self._read(chunk.blocks, 0, chunk.start) for chunk in plan.chunks]
@@ -155,7 +168,13 @@ class FakeRunner:
             if chunk.params.logprobs is not None:
                 logprobs[chunk.seq_id] = self._logprob(draw, token, chunk.params.logprobs)
         self._sleep(self._modelled_seconds(plan))
-        return StepResult(tokens, logprobs, self._clock() - started, prompt_logprobs=scores)
+        return StepResult(
+            tokens,
+            logprobs,
+            self._clock() - started,
+            prompt_logprobs=scores,
+            copy_seconds=copied - started,
+        )
 
     def forget(self, seq_id: str) -> None:
         """Nothing is kept per sequence."""
@@ -163,6 +182,18 @@ class FakeRunner:
     def close(self) -> None:
         """Free memory; no call follows."""
         self._slots.clear()
+        self._host.clear()
+
+    def _copy(self, copies: tuple[Copy, ...]) -> None:
+        width = self.block_size * SLOT
+        for source, reads, writes in in_batches(copies):
+            device_first = source is Tier.GPU
+            here, there = (self._slots, self._host) if device_first else (self._host, self._slots)
+            contents = [bytes(here[src * width : (src + 1) * width]) for src in reads]
+            for dst, content in zip(writes, contents, strict=True):
+                there[dst * width : (dst + 1) * width] = content
+        if copies:
+            self._sleep(len(copies) * self._model.copy_s_per_block)
 
     def _require_room(self, chunk: Chunk) -> None:
         end = chunk.start + len(chunk.tokens)

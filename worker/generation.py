@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.lifetimes import BlockLifetimes
 from worker.guide import Grammar
 from worker.sequence import FinishReason, SamplingParams, TokenLogprob
 
@@ -89,6 +90,17 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Prompt tokens computed for the first time."""
     prefill_recomputed_tokens: int = 0
     """Tokens computed again after a preemption."""
+    host_tokens: int = 0
+    """The part of ``prefill_cached_tokens`` that came from host memory."""
+    host_blocks_used: int = 0
+    host_blocks_free: int = 0
+    host_blocks_moved_out: int = 0
+    """Blocks copied from the device to host memory."""
+    host_blocks_moved_in: int = 0
+    """Blocks copied back."""
+    host_blocks_dropped: int = 0
+    """Blocks that host memory had no room for any more."""
+    lifetimes: BlockLifetimes = BlockLifetimes()
     decode_tokens: int = 0
     preemptions: int = 0
     deadlines: int = 0

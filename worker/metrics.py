@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,9 +11,15 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
+from shared.lifetimes import Distribution
 from worker.generation import EngineStats, StepRecord
 
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -65,6 +72,48 @@ class _EngineTotals(Collector):
             "Requests ended because their deadline passed.",
             value=stats.deadlines,
         )
+        yield from _host_tier(stats)
+        yield from _lifetimes(stats)
+
+
+def _host_tier(stats: EngineStats) -> Iterable[Metric]:
+    blocks = GaugeMetricFamily(
+        "headwater_engine_host_blocks", "Slots for KV blocks in host memory.", labels=["state"]
+    )
+    blocks.add_metric(["used"], stats.host_blocks_used)
+    blocks.add_metric(["free"], stats.host_blocks_free)
+    yield blocks
+    yield CounterMetricFamily(
+        "headwater_engine_host_tokens",
+        "Prompt tokens loaded from host memory; a part of the cached ones.",
+        value=stats.host_tokens,
+    )
+    moved = CounterMetricFamily(
+        "headwater_engine_host_moved_blocks", "KV blocks to and from host memory.", labels=["way"]
+    )
+    moved.add_metric(["out"], stats.host_blocks_moved_out)
+    moved.add_metric(["in"], stats.host_blocks_moved_in)
+    moved.add_metric(["dropped"], stats.host_blocks_dropped)
+    yield moved
+
+
+def _lifetimes(stats: EngineStats) -> Iterable[Metric]:
+    blocks = stats.lifetimes
+    for name, text, values in (
+        ("lifetime_seconds", "From being cached to eviction of a KV block.", blocks.age_s),
+        ("idle_before_evict_seconds", "From the last use to eviction.", blocks.idle_s),
+        ("reuse_gap_seconds", "Between two uses of a KV block.", blocks.gap_s),
+        ("reuses", "Uses of a KV block before it was evicted.", blocks.uses),
+    ):
+        yield HistogramMetricFamily(
+            f"headwater_engine_block_{name}", text, buckets=_buckets(values), sum_value=values.total
+        )
+
+
+def _buckets(values: Distribution) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound, as Prometheus wants them."""
+    bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(values.counts or (0,))), strict=True))
 
 
 class _AdapterCounts(Collector):

@@ -28,6 +28,12 @@ class Counters:
 
     cached_tokens: int = 0
     """Prompt tokens found in the cache at first admission."""
+    host_tokens: int = 0
+    """The part of them that came from host memory."""
+    blocks_moved_out: int = 0
+    """Copied from the device to host memory."""
+    blocks_moved_in: int = 0
+    """Copied back."""
     computed_tokens: int = 0
     """Prefill tokens computed for sequences that were never preempted."""
     recomputed_tokens: int = 0

@@ -117,7 +117,7 @@ class Pace:
         return min(1.0, LIMIT / self._sorted[-1 - EXCUSED])
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from a finished step."""
+        """Learn from a finished step that computed for so long."""
         work = Work.of(plan.chunks)
         self._largest = max(self._largest, work.tokens)
         if not work.tokens:

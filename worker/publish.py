@@ -2,7 +2,8 @@
 
     heartbeat    HSET worker hash (all of it), PEXPIRE, members, log and checkpoint lifetimes
     batch        XADD log, one field, in the order of their numbers
-    checkpoint   16 strings of packed keys and the manifest that says up to which batch they hold
+    checkpoint   16 strings of packed keys per tier, and the manifest that says up to which batch
+                 they hold
 
 Redis may be absent, frozen, flushed or read-only at any time. Serving never waits for it: this is
 one task with one connection of its own, it reads from :class:`~worker.eventlog.EventLog`, and what
@@ -85,6 +86,8 @@ class RedisPublisher:
         self._up: bool | None = None
         self._sent = 0
         self._checkpoint_seq = -1
+        self._with_host = False
+        """Whether the checkpoint has chunks of host memory."""
         self._checkpoint_at = 0.0
         self._shard = names.shard_of(log.worker)
         self._logger = structlog.get_logger("worker.publish")
@@ -208,16 +211,20 @@ class RedisPublisher:
             pipe.sadd(members, worker)
             pipe.pexpire(members, rediskeys.LOG_TTL_MS)
             pipe.pexpire(self._names.log(self._shard), rediskeys.LOG_TTL_MS)
-            for key in self._checkpoint_keys():
+            kept = self._checkpoint_keys()
+            for key in kept:
                 pipe.pexpire(key, rediskeys.CHECKPOINT_TTL_MS)
             replies = await pipe.execute()
-        return all(replies[-(rediskeys.CHUNKS + 1) :])
+        return all(replies[-len(kept) :])
 
     async def _checkpoint(self, redis: Redis) -> int:
         """Write the whole contents; returns the number of the last batch they include."""
         contents = await self._published.contents()
         # Sorting 100k keys takes tens of milliseconds: not on the loop that relays tokens.
         chunks = await asyncio.to_thread(cut_chunks, contents.keys)
+        self._with_host = bool(contents.host_keys)
+        if self._with_host:
+            chunks += await asyncio.to_thread(cut_chunks, contents.host_keys)
         *names, manifest = self._checkpoint_keys()
         async with redis.pipeline(transaction=True) as pipe:
             # All of them: keys are hashes, so any change touches most chunks; and a chunk left
@@ -227,6 +234,7 @@ class RedisPublisher:
             state: dict[Any, Any] = {
                 rediskeys.FIELD_EPOCH: int(self._log.epoch),
                 rediskeys.FIELD_SEQ: contents.seq,
+                rediskeys.FIELD_HOST: int(self._with_host),
             }
             pipe.hset(manifest, mapping=state)
             pipe.pexpire(manifest, rediskeys.CHECKPOINT_TTL_MS)
@@ -244,6 +252,9 @@ class RedisPublisher:
     def _checkpoint_keys(self) -> list[str]:
         worker, epoch = self._log.worker, self._log.epoch
         chunks = [self._names.chunk(worker, epoch, index) for index in range(rediskeys.CHUNKS)]
+        if self._with_host:
+            host = self._names.host_chunk
+            chunks += [host(worker, epoch, index) for index in range(rediskeys.CHUNKS)]
         return [*chunks, self._names.manifest(worker, epoch)]
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shared.hosttier import Copy
 from worker.adapterstore import AdapterStore
 from worker.guide import Guide, without
 from worker.sequence import SamplingParams, TokenLogprob
@@ -68,6 +69,8 @@ class StepPlan:
     """One forward pass over chunks of several sequences, at most one chunk per sequence."""
 
     chunks: tuple[Chunk, ...]
+    copies: tuple[Copy, ...] = ()
+    """Moves between device blocks and host slots, executed in this order before the pass."""
 
     @property
     def n_tokens(self) -> int:
@@ -95,12 +98,14 @@ class StepResult:
     tokens: dict[str, int]
     logprobs: dict[str, TokenLogprob]
     seconds: float
-    """Wall time of the pass."""
+    """Wall time of the pass, copies included."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Why, per sequence id that the model produced nothing usable for. The other sequences of the
     step are sound, since none reads another's."""
     prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     """Per sequence id one for each of ``targets``, for exactly the chunks that have some."""
+    copy_seconds: float = 0.0
+    """The part of ``seconds`` that the plan's copies took."""
 
 
 class Runner(Protocol):
@@ -114,6 +119,11 @@ class Runner(Protocol):
     @property
     def block_size(self) -> int:
         """Tokens per block."""
+        ...
+
+    @property
+    def host_blocks(self) -> int:
+        """Slots for blocks in host memory; 0 = no second tier."""
         ...
 
     @property
@@ -137,7 +147,8 @@ class Runner(Protocol):
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole."""
+        """Copy, then compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole:
+        what its copies were to write is then undefined too."""
         ...
 
     def forget(self, seq_id: str) -> None:

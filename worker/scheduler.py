@@ -23,7 +23,9 @@ from heapq import merge
 from shared.errors import ContextLengthExceeded, NoCapacity
 from shared.load import WorkerLoad
 from shared.paging import BlockPool
+from shared.types import Tier
 from worker.deadlines import Deadlines
+from worker.hostpace import HostPace
 from worker.outcome import Counters, TokenOut
 from worker.pace import Allowance, Pace
 from worker.runner import Chunk, StepPlan, StepResult
@@ -55,6 +57,7 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._eos = eos_token_ids
         self._pace = Pace(max_step_ms / 1000)
+        self._host_pace = HostPace()
         self._sequences: dict[str, Sequence] = {}
         self._blocks = SequenceBlocks(pool)
         self._running: dict[str, Sequence] = {}
@@ -125,17 +128,20 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Chunks of the next step; None if nothing can be computed, which means nothing is here."""
         self._step += 1
+        pace = self._pace.prefill_tokens_per_s
+        self.pool.host.open = self._host_pace.pays(self.pool.block_size / pace if pace else 0.0)
         chunks: list[Chunk] = []
         self._make_way()
         self._plan_decodes(self._decode_share(), chunks)
         self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
         # What a reserve for prefills did not use goes to decodes after all.
         self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
-        return StepPlan(tuple(chunks)) if chunks else None
+        return StepPlan(tuple(chunks), self.pool.host.drain_copies()) if chunks else None
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         """Apply a step: seal what is full, append tokens, end what is complete."""
-        self._pace.observe(plan, result.seconds)
+        self._pace.observe(plan, result.seconds - result.copy_seconds)
+        self._count_copies(plan, result.copy_seconds)
         outs: list[TokenOut] = []
         for chunk in plan.chunks:
             seq = self._running.get(chunk.seq_id)
@@ -153,8 +159,19 @@ class Scheduler:
         return outs
 
     def fail(self, plan: StepPlan) -> list[TokenOut]:
-        """End the sequences of a step that was lost; what it wrote was never sealed."""
-        ended = (self.finish(chunk.seq_id, FinishReason.ERROR) for chunk in plan.chunks)
+        """End the sequences of a step that was lost; what it wrote was never sealed.
+
+        What its copies wrote was: then all that is cached is forgotten, and who was admitted to
+        blocks that were to be loaded, without a chunk in the plan, starts again.
+        """
+        chunks = plan.chunks
+        ended = [self.finish(chunk.seq_id, FinishReason.ERROR) for chunk in chunks]
+        if plan.copies:
+            self.pool.clear()
+            unsure = {copy.dst for copy in plan.copies if copy.source is Tier.HOST}
+            for seq in list(self._running.values()):
+                if not unsure.isdisjoint(seq.blocks):
+                    self._preempt(seq)
         lost = "the step that computed this answer failed"
         return [TokenOut(seq, None, finish=seq.finish, error=lost) for seq in ended if seq]
 
@@ -170,6 +187,9 @@ class Scheduler:
             blocks_cached=self.pool.n_cached,
             prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
             decode_tokens_per_s=self._pace.decode_tokens_per_s,
+            host_blocks_total=self.pool.host.n_slots,
+            host_blocks_used=self.pool.host.n_used,
+            host_tokens_per_s=self._host_pace.blocks_per_s * self.pool.block_size,
         )
 
     # ---- planning ----
@@ -321,9 +341,16 @@ class Scheduler:
         if seq.cached is None:
             seq.cached = seq.computed
             self.counters.cached_tokens += seq.computed
+            self.counters.host_tokens += seq.loaded
         return True
 
     # ---- committing ----
+
+    def _count_copies(self, plan: StepPlan, seconds: float) -> None:
+        out = sum(copy.source is Tier.GPU for copy in plan.copies)
+        self.counters.blocks_moved_out += out
+        self.counters.blocks_moved_in += len(plan.copies) - out
+        self._host_pace.observe(len(plan.copies), seconds)
 
     def _count(self, seq: Sequence, chunk: Chunk) -> None:
         if chunk.sample:

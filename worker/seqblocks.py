@@ -40,18 +40,21 @@ class SequenceBlocks:
         """Blocks that hold so many tokens."""
         return -(-n_tokens // self._size)
 
-    def match(self, seq: Sequence) -> list[int]:
-        """Reusable blocks that are in the cache now. Valid until the pool changes."""
-        matched = self.pool.match(seq.scope_root, self.units(seq)[: self.limit(seq)])
-        seq.reusable = len(matched) * self._size
-        return matched
+    def match(self, seq: Sequence) -> tuple[list[int], list[int]]:
+        """Reusable blocks that are in the cache now, and the host slots that continue them. Valid
+        until the pool changes."""
+        units = self.units(seq)[: self.limit(seq)]
+        matched = self.pool.match(seq.scope_root, units)
+        slots = self.pool.match_host(seq.scope_root, matched, units[len(matched) :])
+        seq.reusable = (len(matched) + len(slots)) * self._size
+        return matched, slots
 
     def fits(self, seq: Sequence, spare: int, without: Iterable[Sequence] = ()) -> bool:
         """Whether :meth:`take` would succeed once the blocks of some others were given back."""
         returned = Counter(block for other in without for block in other.blocks)
         refs = self.pool.refs
         freed = {block for block, times in returned.items() if times == refs(block)}
-        matched = self.match(seq)
+        matched, _ = self.match(seq)
         left = self.pool.available + len(freed)
         left -= self.pool.n_cached_of(matched) + len(freed.intersection(matched))
         return self.needed(len(seq.tokens)) - len(matched) + spare <= left
@@ -64,15 +67,18 @@ class SequenceBlocks:
         """
         if not self.fits(seq, spare):
             return False
-        matched = self.match(seq)
+        matched, slots = self.match(seq)
         fresh = self.needed(len(seq.tokens)) - len(matched)
         self.pool.acquire(matched)
-        blocks = self.pool.allocate(fresh, after=matched[-1] if matched else None)
-        if blocks is None:
+        loaded = self.pool.promote(slots, after=matched[-1] if matched else None)
+        held = matched + (loaded or [])
+        blocks = self.pool.allocate(fresh - len(slots), after=held[-1] if held else None)
+        if loaded is None or blocks is None:
             raise AssertionError(f"{fresh} blocks are not there although they were counted")
-        seq.blocks = [*matched, *blocks]
-        seq.computed = len(matched) * self._size
-        seq.sealed = len(matched)
+        seq.blocks = held + blocks
+        seq.computed = len(held) * self._size
+        seq.sealed = len(held)
+        seq.loaded = len(loaded) * self._size
         if seq.scoring:
             del seq.scores[seq.computed :]
         return True

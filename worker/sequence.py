@@ -149,6 +149,8 @@ class Sequence:
     """Tokens whose KV is in the pool."""
     cached: int | None = None
     """Prompt tokens taken from the cache at first admission; None before it."""
+    loaded: int = 0
+    """Tokens whose KV came from host memory when it was last admitted."""
     blocks: list[int] = field(default_factory=list)
     sealed: int = 0
     proven: int = 0

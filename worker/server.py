@@ -27,6 +27,7 @@ from worker.build import (
     Model,
     adapter_folders,
     assemble,
+    check_cache,
     check_model,
     check_redis,
     load_model,
@@ -67,6 +68,7 @@ class WorkerServer:
         check_redis(config.redis.url)
         check_model(config.model.path)
         adapter_folders(config)
+        check_cache(config)
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
         self._stopping = asyncio.Event()

@@ -178,8 +178,7 @@ class Service:
 
     @staticmethod
     async def _contents(engine: Engine) -> Contents:
-        seq, keys = await engine.snapshot()
-        return Contents(seq, keys)
+        return Contents(*await engine.snapshot())
 
     def note_unknown(self, names: tuple[str, ...]) -> None:
         """Log field names nobody defines, each once and never their values."""

@@ -50,9 +50,9 @@ class Siblings:
         if not self._frontiers:
             return False
         limit = self._blocks.limit(seq)
-        matched = self._blocks.match(seq)
+        matched, slots = self._blocks.match(seq)
         common = len(matched)
-        if common >= limit:
+        if slots or common >= limit:
             return False
         units = self._blocks.units(seq)
         above = matched[-1] if matched else seq.scope_root

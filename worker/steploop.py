@@ -121,6 +121,7 @@ class StepLoop(Generic[Target]):
     def step(self) -> bool:
         """One forward pass; False if there was nothing to compute."""
         self.expire()
+        self.scheduler.pool.lifetimes.tick(self._clock())
         plan = self.scheduler.plan()
         if plan is None:
             if not self.scheduler.idle:
@@ -166,6 +167,13 @@ class StepLoop(Generic[Target]):
             blocks_used=pool.n_used,
             blocks_cached=pool.n_cached,
             blocks_free=pool.n_free,
+            host_tokens=counters.host_tokens,
+            host_blocks_used=pool.host.n_used,
+            host_blocks_free=pool.host.n_slots - pool.host.n_used,
+            host_blocks_moved_out=counters.blocks_moved_out,
+            host_blocks_moved_in=counters.blocks_moved_in,
+            host_blocks_dropped=pool.host.n_dropped,
+            lifetimes=pool.lifetimes.read(),
             prefill_cached_tokens=counters.cached_tokens,
             prefill_computed_tokens=counters.computed_tokens,
             prefill_recomputed_tokens=counters.recomputed_tokens,

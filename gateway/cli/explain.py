@@ -34,6 +34,8 @@ class ExplainedWorker(msgspec.Struct, frozen=True):
     state: str = ""
     trust: str = ""
     matched_tokens: int = 0
+    host_tokens: int = 0
+    """The part of them in the worker's host memory."""
     cost_s: float | None = None
     parts: dict[str, float] = {}
     inflight: int = 0
@@ -212,6 +214,8 @@ def _rows(explanation: Explanation, terms: list[str]) -> list[tuple[str, ...]]:
         matched = f"{worker.matched_tokens:,}"
         if isinstance(prompt, int) and prompt > 0:
             matched += f" ({100 * worker.matched_tokens / prompt:.0f} %)"
+        if worker.host_tokens:
+            matched += f", {worker.host_tokens:,} host"
         parts = (shown(worker.parts.get(name)) for name in terms)
         rows.append(
             (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.events import EventBatch
-from shared.types import BlockKey, Epoch, WorkerId
+from shared.types import BlockKey, Epoch, Tier, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,9 @@ class Match:
     """How much of a prompt a worker holds, counted from its first token; a hole ends it."""
 
     tokens: int
-    """Multiple of the worker's stride in tokens, > 0."""
+    """On any tier; a multiple of the worker's stride in tokens, > 0."""
+    host_tokens: int = 0
+    """The part of them that begins with the first block that is not on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class PrefixIndex(Protocol):
         """Workers that hold a prefix of ``keys`` (one per granule), without zeros. Pure."""
         ...
 
-    def blocks(self, worker: WorkerId) -> int:
-        """Index entries of one worker."""
+    def blocks(self, worker: WorkerId, tier: Tier = Tier.GPU) -> int:
+        """Index entries of one worker and tier."""
         ...
 
     def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:

@@ -59,25 +59,37 @@ class Holdings:
         self._interned: dict[int, int] = {}
         self._slots: list[Slot | None] = []
         self._live = 0
+        """Bits of slots that say what is on a device."""
+        self._lower = 0
+        """Bits of slots that say what is in host memory."""
         self._free: list[int] = []
         self._dying: deque[Slot] = deque()
         self.entries = 0
         """(key, live slot) pairs."""
 
-    def open(self, worker: WorkerId) -> Slot:
-        """A new, empty slot."""
+    @property
+    def tiered(self) -> bool:
+        """Whether some slot is one of host memory."""
+        return self._lower != 0
+
+    def open(self, worker: WorkerId, *, lower: bool = False) -> Slot:
+        """A new, empty slot; ``lower``: for what is in host memory."""
         if not self._free:
             self._free.append(len(self._slots))
             self._slots.append(None)
         index = self._free.pop()
         bit = self._interned.setdefault(1 << index, 1 << index)
         slot = self._slots[index] = Slot(worker, index, bit)
-        self._live |= bit
+        if lower:
+            self._lower |= bit
+        else:
+            self._live |= bit
         return slot
 
     def abandon(self, slot: Slot) -> None:
         """Give up a slot and all it holds; O(1), the memory comes back through :meth:`sweep`."""
         self._live &= ~slot.bit
+        self._lower &= ~slot.bit
         self._slots[slot.index] = None
         self.entries -= slot.count
         slot.count = 0
@@ -86,7 +98,7 @@ class Holdings:
     def add(self, slot: Slot, keys: Iterable[int]) -> None:
         """The slot holds ``keys`` too; those it held already are fine."""
         table, bit, log, limits = self._table, slot.bit, slot.log, slot.limits
-        live, interned = self._live, self._interned
+        live, interned = self._live | self._lower, self._interned
         added = 0
         for key in keys:
             mask = table.get(key)
@@ -153,6 +165,26 @@ class Holdings:
             ends.append((len(keys), alive))
         return ends
 
+    def lower_at(self, key: int) -> list[Slot]:
+        """The slots of host memory that hold a key."""
+        mask = self._table.get(key, 0) & self._lower
+        slots = []
+        while mask:
+            low = mask & -mask
+            slot = self._slots[low.bit_length() - 1]
+            if slot is not None:
+                slots.append(slot)
+            mask ^= low
+        return slots
+
+    def end_of_run(self, keys: Sequence[int], start: int, bits: int) -> int:
+        """First place from ``start`` on whose key no slot of ``bits`` holds, or the end."""
+        get = self._table.get
+        for at in range(start, len(keys)):
+            if not get(keys[at], 0) & bits:
+                return at
+        return len(keys)
+
     def workers_in(self, mask: int) -> Iterator[WorkerId]:
         """The workers behind a mask of live slots."""
         while mask:
@@ -208,7 +240,8 @@ class Holdings:
                 raise AssertionError(f"{slot.worker}: {len(held)} held, {slot.count} counted")
         if self.entries != sum(slot.count for slot in slots):
             raise AssertionError(f"{self.entries} entries counted")
-        if not self._dying and any(mask & ~self._live for mask in self._table.values()):
+        gone = ~(self._live | self._lower)
+        if not self._dying and any(mask & gone for mask in self._table.values()):
             raise AssertionError("a swept slot is still in the table")
 
     def _compact(self, slot: Slot, part: int) -> None:

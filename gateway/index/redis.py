@@ -20,12 +20,13 @@ from shared.rediskeys import (
     CHUNKS,
     FIELD_BATCH,
     FIELD_EPOCH,
+    FIELD_HOST,
     FIELD_INFO,
     FIELD_LOAD,
     FIELD_SEQ,
     RedisKeys,
 )
-from shared.types import Epoch, WorkerId
+from shared.types import Epoch, Tier, WorkerId
 
 Command = tuple[str | bytes | int | float, ...]
 Reply = Any
@@ -138,8 +139,10 @@ def checkpoint_commands(keys: RedisKeys, worker: WorkerId, epoch: Epoch) -> list
         keys.manifest(worker, epoch),
         FIELD_EPOCH,
         FIELD_SEQ,
+        FIELD_HOST,
     )
-    chunks = tuple(keys.chunk(worker, epoch, chunk) for chunk in range(CHUNKS))
+    chunks = [keys.chunk(worker, epoch, chunk) for chunk in range(CHUNKS)]
+    chunks += [keys.host_chunk(worker, epoch, chunk) for chunk in range(CHUNKS)]
     return [manifest, ("MGET", *chunks), manifest]
 
 
@@ -149,11 +152,14 @@ class Checkpoint:
 
     seq: int
     packed_keys: bytes
+    packed_host_keys: bytes = b""
 
     def as_batch(self, worker: WorkerId, epoch: Epoch, stride: int) -> EventBatch:
         """The snapshot that an index applies."""
-        events = (Snapshot(self.packed_keys),)
-        return EventBatch(worker, epoch, WORKER_SOURCE, self.seq, 0.0, stride, events)
+        tiers = [Snapshot(self.packed_keys)]
+        if self.packed_host_keys:
+            tiers.append(Snapshot(self.packed_host_keys, Tier.HOST))
+        return EventBatch(worker, epoch, WORKER_SOURCE, self.seq, 0.0, stride, tuple(tiers))
 
 
 def parse_checkpoint(replies: Sequence[Reply], epoch: Epoch) -> Checkpoint | None:
@@ -166,9 +172,10 @@ def parse_checkpoint(replies: Sequence[Reply], epoch: Epoch) -> Checkpoint | Non
     except (TypeError, ValueError):
         return None
     # Writers store every chunk, empty ones too: a missing one has expired or was evicted.
-    if found_epoch != epoch or any(chunk is None or len(chunk) % 8 for chunk in chunks):
+    wanted = chunks if before[2] == b"1" else chunks[:CHUNKS]
+    if found_epoch != epoch or any(chunk is None or len(chunk) % 8 for chunk in wanted):
         return None
-    return Checkpoint(seq, b"".join(chunks))
+    return Checkpoint(seq, b"".join(wanted[:CHUNKS]), b"".join(wanted[CHUNKS:]))
 
 
 def read_command(keys: RedisKeys, cursors: Mapping[int, bytes], block_ms: int) -> Command:

@@ -24,7 +24,7 @@ from gateway.index.stats import FeedStats
 from gateway.routing.base import Trust
 from shared.events import BlocksStored, EventBatch, Snapshot
 from shared.load import WorkerInfo
-from shared.types import Epoch, WorkerId
+from shared.types import Epoch, Tier, WorkerId
 
 SILENT_S = 5.0
 """A feed without a sign of life for this long is not believed any more."""
@@ -42,7 +42,8 @@ Apply = Callable[[EventBatch, float], Applied]
 
 def starts_anew(batch: EventBatch) -> bool:
     """The batch carries the whole contents and needs no predecessor."""
-    return bool(batch.events) and isinstance(batch.events[0], Snapshot)
+    first = batch.events[0] if batch.events else None
+    return isinstance(first, Snapshot) and first.tier is Tier.GPU
 
 
 @dataclass(slots=True)
@@ -253,22 +254,23 @@ class Replica:
 
 def _cut(batch: EventBatch) -> list[EventBatch]:
     """Large contents as a small snapshot and further pieces; anything else as it is."""
-    if not starts_anew(batch) or len(batch.events) != 1:
+    tiers = [event for event in batch.events if isinstance(event, Snapshot)]
+    if not starts_anew(batch) or len(tiers) < len(batch.events):
         return [batch]
-    whole = batch.events[0]
-    assert isinstance(whole, Snapshot)
     size = PIECE_KEYS * 8
-    parts = [whole.packed_keys[i : i + size] for i in range(0, len(whole.packed_keys), size)]
-    if len(parts) < 2:
-        return [batch]
-    first = msgspec.structs.replace(batch, events=(Snapshot(parts[0], whole.tier),))
-    further = [
-        msgspec.structs.replace(
-            batch, source=PIECE_SOURCE, events=(BlocksStored(part, None, whole.tier),)
-        )
-        for part in parts[1:]
+    parts = [
+        (tier.packed_keys[start : start + size], tier.tier)
+        for tier in tiers
+        for start in range(0, len(tier.packed_keys), size)
     ]
-    return [first, *further]
+    if sum(len(tier.packed_keys) for tier in tiers) <= size:
+        return [batch]
+    # The first empties all tiers, so it must be one of the device, which may hold nothing.
+    head = parts.pop(0)[0] if parts[0][1] is Tier.GPU else b""
+    first = msgspec.structs.replace(batch, events=(Snapshot(head),))
+    further = (BlocksStored(part, None, tier) for part, tier in parts)
+    pieces = [msgspec.structs.replace(batch, source=PIECE_SOURCE, events=(e,)) for e in further]
+    return [first, *pieces]
 
 
 def _fresh(at: float | None, now: float, within_s: float) -> bool:

@@ -18,7 +18,6 @@ from gateway.index.holdings import Holdings, Slot
 from shared.blocks import GRANULE
 from shared.events import (
     BlocksRemoved,
-    BlocksStored,
     CacheCleared,
     CacheEvent,
     EventBatch,
@@ -46,6 +45,8 @@ class _Holder:
     epoch: Epoch
     stride: int
     slot: Slot
+    host: Slot | None = None
+    """What it holds in host memory; opened when it first says so."""
     sources: dict[str, _Source] = field(default_factory=dict)
 
 
@@ -87,12 +88,14 @@ class PrefixTable:
         holder = self._holders.pop(worker, None)
         if holder is not None:
             self._strides[holder.stride].abandon(holder.slot)
+            self._leave_host(holder)
         self.tidy(_SLICE)
 
-    def blocks(self, worker: WorkerId) -> int:
-        """Index entries of one worker."""
+    def blocks(self, worker: WorkerId, tier: Tier = Tier.GPU) -> int:
+        """Index entries of one worker and tier."""
         holder = self._holders.get(worker)
-        return 0 if holder is None else holder.slot.count
+        slot = None if holder is None else holder.host if tier is Tier.HOST else holder.slot
+        return 0 if slot is None or tier is Tier.DISK else slot.count
 
     def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:
         """Epoch and last applied sequence number; None if nothing was applied yet."""
@@ -112,7 +115,26 @@ class PrefixTable:
                 result = Match(depth * stride * GRANULE)
                 for worker in holdings.workers_in(mask):
                     found[worker] = result
+            if holdings.tiered:
+                self._extend(holdings, wanted, stride * GRANULE, found)
         return found
+
+    def _extend(
+        self,
+        holdings: Holdings,
+        wanted: Sequence[BlockKey],
+        step: int,
+        found: dict[WorkerId, Match],
+    ) -> None:
+        """Go on in host memory where a match on the device ends; ``step`` tokens per key."""
+        ends = {0, *(match.tokens // step for match in found.values())}
+        for depth in sorted(end for end in ends if end < len(wanted)):
+            for slot in holdings.lower_at(wanted[depth]):
+                known = found.get(slot.worker)
+                holder = self._holders[slot.worker]
+                if depth == (0 if known is None else known.tokens // step):
+                    end = holdings.end_of_run(wanted, depth, holder.slot.bit | slot.bit)
+                    found[slot.worker] = Match(end * step, (end - depth) * step)
 
     def apply(self, batch: EventBatch) -> Applied:
         """Take a batch in, if it is the next of its (worker, epoch, source)."""
@@ -155,20 +177,31 @@ class PrefixTable:
         holdings = self._strides[holder.stride]
         if isinstance(event, CacheCleared):
             self._empty(worker, holder)
-        elif event.tier is not Tier.GPU:
+        elif event.tier is Tier.DISK:
             self.ignored_events += 1
-        elif isinstance(event, BlocksStored):
-            holdings.add(holder.slot, event.keys)
-        elif isinstance(event, BlocksRemoved):
-            holdings.remove(holder.slot, event.keys)
         else:
-            self._empty(worker, holder)
-            holdings.add(holder.slot, event.keys)
+            if isinstance(event, Snapshot):
+                self._empty(worker, holder, event.tier)
+            slot = holder.slot
+            if event.tier is Tier.HOST:
+                slot = holder.host = holder.host or holdings.open(worker, lower=True)
+            if isinstance(event, BlocksRemoved):
+                holdings.remove(slot, event.keys)
+            else:
+                holdings.add(slot, event.keys)
 
-    def _empty(self, worker: WorkerId, holder: _Holder) -> None:
-        holdings = self._strides[holder.stride]
-        holdings.abandon(holder.slot)
-        holder.slot = holdings.open(worker)
+    def _empty(self, worker: WorkerId, holder: _Holder, tier: Tier = Tier.GPU) -> None:
+        """Forget what it holds; with the device's contents go those of host memory."""
+        if tier is Tier.GPU:
+            holdings = self._strides[holder.stride]
+            holdings.abandon(holder.slot)
+            holder.slot = holdings.open(worker)
+        self._leave_host(holder)
+
+    def _leave_host(self, holder: _Holder) -> None:
+        if holder.host is not None:
+            self._strides[holder.stride].abandon(holder.host)
+            holder.host = None
 
     def _keep_cap(self, stride: int) -> None:
         excess = self.entries - self._max

@@ -77,6 +77,8 @@ class WorkerView:
     """Recent share of failed attempts, 0..1."""
     failure_s: float = 0.5
     """How long an attempt that fails there takes to fail."""
+    host_s_per_token: float = 0.0
+    """To load a cached token from host memory: measured there, else as configured."""
     kv_tokens_total: int = 0
     """0 = unknown."""
     load: WorkerLoad | None = None
@@ -114,7 +116,16 @@ class Candidate:
     """The part of the uncached tokens whose computation pays itself back, since the prefix is
     popular (``gateway.routing.branches``)."""
     new_kv_tokens: int = 0
-    """KV tokens the request will need there beyond the matched ones: prompt and expected answer."""
+    """KV tokens the request will need on the device there beyond those it matches on it: prompt and
+    expected answer."""
+    host_tokens: int = 0
+    """The part of ``matched_tokens`` that must be loaded from the worker's host memory."""
+
+    @property
+    def load_s(self) -> float:
+        """Seconds to load that part; a worker computes anew what would take longer to load."""
+        worker = self.worker
+        return self.host_tokens * min(worker.host_s_per_token, worker.prefill_s_per_token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     C(w) = wait + own + others + memory + decode + failure
 
     wait     prefill work ahead of it: booked here, and what the engine reports beyond that
-    own      o + v*a*(u + q*u*(L - u/2)): its own prefill; u uncached of L prompt tokens, a seconds
+    own      o + h*b + v*a*(u + q*u*(L - u/2)): h tokens loaded from host memory at b seconds each,
+             and its own prefill; u uncached of L prompt tokens, a seconds
              per token of this worker, q the share of attention in it, o fixed per request, and
              v = 1/n^2 for a block below which n different branches are known: one more copy of a
              popular prefix will be used by others, so it is no reason to stay with its first holder
@@ -55,19 +56,20 @@ class CostModel:
         return s_per_token * uncached * (1.0 + self.quadratic * (total - uncached / 2))
 
     def compute_s(self, query: Query, candidate: Candidate) -> float:
-        """Seconds of prefill that the request adds to a worker."""
+        """Seconds of loading and prefill that the request adds to a worker."""
         total = query.prompt_tokens or len(query.keys) * GRANULE
         uncached = max(0, total - candidate.matched_tokens)
-        return self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
+        prefill = self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
+        return candidate.load_s + prefill
 
     def lost_s(self, query: Query, candidate: Candidate) -> float:
         """As :meth:`compute_s`, without the share that pays itself back."""
-        compute = self.compute_s(query, candidate)
-        if not candidate.shared_tokens or not compute:
+        compute, load = self.compute_s(query, candidate), candidate.load_s
+        if not candidate.shared_tokens or compute <= load:
             return compute
         total = query.prompt_tokens or len(query.keys) * GRANULE
         uncached = total - candidate.matched_tokens
-        return compute * max(0.0, 1.0 - candidate.shared_tokens / uncached)
+        return load + (compute - load) * max(0.0, 1.0 - candidate.shared_tokens / uncached)
 
     def externality(self, worker: WorkerView) -> float:
         """lambda: what a second of prefill costs others, in seconds."""

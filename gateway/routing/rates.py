@@ -42,7 +42,7 @@ class PrefillSample:
     ttft_s: float
     """From the start of the attempt."""
     wait_s: float
-    """Predicted wait behind others at that moment."""
+    """Predicted wait behind others at that moment, and for what is loaded from host memory."""
 
 
 @dataclass(slots=True)

@@ -17,12 +17,12 @@ PURE = """
     gateway/index/table.py gateway/knowledge.py gateway/learn.py gateway/lease.py gateway/member.py
     gateway/outcomes.py gateway/promises.py gateway/records.py gateway/router.py gateway/tally.py
     shared/blocks.py shared/checks.py shared/deadline.py shared/errors.py shared/events.py
-    shared/freelist.py shared/jsonsplice.py shared/load.py shared/openai.py shared/paging.py
-    shared/pagingevents.py shared/rediskeys.py shared/sse.py shared/types.py worker/config.py
-    worker/deadlines.py worker/detokenise.py worker/drive.py worker/guide.py worker/lark.py
-    worker/logprobshape.py
-    worker/pace.py worker/probe.py worker/runner.py worker/scheduler.py worker/seqblocks.py
-    worker/sequence.py
+    shared/freelist.py shared/hosttier.py shared/jsonsplice.py shared/lifetimes.py shared/load.py
+    shared/openai.py shared/paging.py shared/pagingevents.py shared/prefixtree.py
+    shared/rediskeys.py shared/sse.py shared/types.py worker/config.py worker/deadlines.py
+    worker/detokenise.py worker/drive.py worker/guide.py worker/hostpace.py worker/lark.py
+    worker/logprobshape.py worker/pace.py worker/probe.py worker/runner.py worker/scheduler.py
+    worker/seqblocks.py worker/sequence.py
     worker/siblings.py worker/steptime.py worker/structured.py worker/toolask.py
     worker/toolformat.py worker/toolread.py worker/verdict.py
 """.split()

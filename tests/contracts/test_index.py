@@ -204,14 +204,87 @@ def test_cleared_keeps_the_numbering(index: PrefixIndex) -> None:
     assert index.apply(batch(3, stored([2], 1))).ok
 
 
-def test_other_tiers_are_left_alone(index: PrefixIndex) -> None:
+def test_tiers_that_no_match_can_use_are_left_alone(index: PrefixIndex) -> None:
     index.join(A, E1, 1)
-    host = BlocksStored(pack_keys([1]), None, Tier.HOST)
-    assert index.apply(batch(1, host)).ok
+    disk = BlocksStored(pack_keys([1]), None, Tier.DISK)
+    assert index.apply(batch(1, disk)).ok
     assert matched(index, 1) == {}
     index.apply(batch(2, stored([1], None)))
     index.apply(batch(3, BlocksRemoved(pack_keys([1]), Tier.DISK)))
     assert matched(index, 1) == {"a": GRANULE}
+
+
+def by_tier(index: PrefixIndex, *values: int) -> dict[str, tuple[int, int]]:
+    """Granules on the device and in host memory."""
+    return {
+        worker: ((match.tokens - match.host_tokens) // GRANULE, match.host_tokens // GRANULE)
+        for worker, match in index.match(keys(*values)).items()
+    }
+
+
+def test_a_match_goes_on_in_host_memory(index: PrefixIndex) -> None:
+    for worker in (A, B):
+        index.join(worker, E1, 1)
+    index.apply(batch(1, stored([1, 2], None), stored([3, 4], None, Tier.HOST)))
+    index.apply(batch(1, stored([3, 1, 2], None, Tier.HOST), worker=B))
+    assert by_tier(index, 1, 2, 3, 4, 5) == {"a": (2, 2), "b": (0, 3)}
+    assert by_tier(index, 1, 2) == {"a": (2, 0), "b": (0, 2)}
+    assert by_tier(index, 3) == {"a": (0, 1), "b": (0, 1)}
+    assert (index.blocks(A), index.blocks(A, Tier.HOST)) == (2, 2)
+    index.apply(batch(2, removed([3], Tier.HOST)))
+    assert by_tier(index, 1, 2, 3, 4) == {"a": (2, 0), "b": (0, 3)}
+
+
+def test_a_block_moves_between_the_tiers(index: PrefixIndex) -> None:
+    index.join(A, E1, 1)
+    index.apply(batch(1, stored([1, 2, 3], None)))
+    index.apply(batch(2, removed([3, 2]), stored([3, 2], None, Tier.HOST)))
+    assert by_tier(index, 1, 2, 3) == {"a": (1, 2)}
+    index.apply(batch(3, stored([2], 1), removed([2], Tier.HOST)))
+    assert by_tier(index, 1, 2, 3) == {"a": (2, 1)}
+    index.apply(batch(4, CacheCleared()))
+    assert by_tier(index, 1, 2, 3) == {}
+    assert index.blocks(A, Tier.HOST) == 0
+    assert index.apply(batch(5, stored([3], None, Tier.HOST))).ok
+    assert by_tier(index, 3) == {"a": (0, 1)}
+
+
+def test_a_snapshot_of_the_device_empties_host_memory_too(index: PrefixIndex) -> None:
+    index.join(A, E1, 1)
+    index.apply(batch(1, stored([1], None), stored([2, 9], None, Tier.HOST)))
+    index.apply(batch(5, snapshot(1), Snapshot(pack_keys([2, 3]), Tier.HOST)))
+    assert by_tier(index, 1, 2, 3) == {"a": (1, 2)}
+    assert by_tier(index, 9) == {}
+    index.apply(batch(9, snapshot(1)))
+    assert by_tier(index, 1, 2) == {"a": (1, 0)}
+    assert index.blocks(A, Tier.HOST) == 0
+
+
+def test_a_snapshot_of_host_memory_alone_needs_its_predecessor(index: PrefixIndex) -> None:
+    index.join(A, E1, 1)
+    index.apply(batch(1, stored([1], None), stored([2], None, Tier.HOST)))
+    assert index.apply(batch(3, Snapshot(pack_keys([3]), Tier.HOST))).reason == "gap"
+    assert index.apply(batch(4, snapshot(1))).ok
+    assert index.apply(batch(5, Snapshot(pack_keys([3]), Tier.HOST))).reason == "applied"
+    assert by_tier(index, 1) == {"a": (1, 0)}
+    assert by_tier(index, 3) == {"a": (0, 1)}
+
+
+def test_a_departed_worker_leaves_nothing_in_host_memory(index: PrefixIndex) -> None:
+    index.join(A, E1, 1)
+    index.apply(batch(1, stored([1], None, Tier.HOST)))
+    index.forget(A)
+    assert by_tier(index, 1) == {}
+    index.join(A, E2, 1)
+    assert by_tier(index, 1) == {}
+    assert index.blocks(A, Tier.HOST) == 0
+
+
+def test_larger_blocks_in_host_memory_are_credited_whole(index: PrefixIndex) -> None:
+    index.join(A, E1, 2)
+    index.apply(batch(1, stored([2], None), stored([4, 6], None, Tier.HOST), stride=2))
+    index.apply(batch(2, removed([6], Tier.HOST), stride=2))
+    assert by_tier(index, 1, 2, 3, 4, 5, 6) == {"a": (2, 2)}
 
 
 def test_unknown_keys_and_repeats_do_not_spoil_the_count(index: PrefixIndex) -> None:

@@ -36,7 +36,8 @@ ANSWER = {
             "id": "w1",
             "state": "ready",
             "trust": "learned",
-            "matched_tokens": 0,
+            "matched_tokens": 320,
+            "host_tokens": 160,
             "cost_s": 1.5,
             "parts": {"wait": 1.0, "own": 0.4, "memory": 0.0, "decode": 0.1},
             "inflight": 0,
@@ -109,7 +110,10 @@ def test_the_table_shows_who_holds_what_and_what_it_costs(
         lines[6].split()
         == "-> 127.0.0.1:18472 ready exact 960 (96 %) 3 12.5 ms 0 ms 12.5 ms 0 ms".split()
     )
-    assert lines[7].split() == "w1 ready learned 0 (0 %) 0 1.5 s 1 s 400 ms 100 ms".split()
+    assert (
+        lines[7].split()
+        == "w1 ready learned 320 (32 %), 160 host 0 1.5 s 1 s 400 ms 100 ms".split()
+    )
     assert lines[8].strip() == "nothing for: memory"
     assert max(map(len, lines)) <= 100
 

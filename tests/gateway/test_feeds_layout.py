@@ -17,8 +17,10 @@ from shared.blocks import pack_keys
 from shared.events import EventBatch, encode_batch, stored
 from shared.load import WorkerInfo, WorkerLoad
 from shared.rediskeys import CHUNKS, RedisKeys
+from shared.types import Tier
 
 KEYS = RedisKeys("t")
+HOST_REPLIES = [pack_keys([7]), *[b""] * (CHUNKS - 1)]
 CHUNK_REPLIES = [pack_keys([chunk << 60 | 1]) for chunk in range(CHUNKS)]
 
 
@@ -80,24 +82,39 @@ def test_members_of_all_shards_are_read() -> None:
 
 
 def test_a_checkpoint_is_read_whole() -> None:
-    found = layout.parse_checkpoint([[b"5", b"12"], CHUNK_REPLIES, [b"5", b"12"]], 5)
+    manifest = [b"5", b"12", b"0"]
+    found = layout.parse_checkpoint([manifest, CHUNK_REPLIES + [None] * CHUNKS, manifest], 5)
     assert found.seq == 12
     batch = found.as_batch("a", 5, 2)
     assert (batch.seq, batch.stride, len(batch.events[0].keys)) == (12, 2, CHUNKS)
+    assert len(batch.events) == 1
+
+
+def test_a_checkpoint_has_host_memory_only_if_its_manifest_says_so() -> None:
+    manifest = [b"5", b"12", b"1"]
+    found = layout.parse_checkpoint([manifest, CHUNK_REPLIES + HOST_REPLIES, manifest], 5)
+    device, host = found.as_batch("a", 5, 2).events
+    assert (device.tier, len(device.keys)) == (Tier.GPU, CHUNKS)
+    assert (host.tier, list(host.keys)) == (Tier.HOST, [7])
+    older = [b"5", b"12", None]
+    found = layout.parse_checkpoint([older, CHUNK_REPLIES + HOST_REPLIES, older], 5)
+    assert len(found.as_batch("a", 5, 2).events) == 1, "chunks of an earlier checkpoint"
 
 
 @pytest.mark.parametrize(
     ("before", "chunks", "after"),
     [
-        ([None, None], [None] * CHUNKS, [None, None]),
-        ([b"5", b"12"], CHUNK_REPLIES, [b"5", b"13"]),
-        ([b"4", b"12"], CHUNK_REPLIES, [b"4", b"12"]),
-        ([b"5", b"12"], [None, *CHUNK_REPLIES[1:]], [b"5", b"12"]),
-        ([b"5", b"12"], [b"123", *CHUNK_REPLIES[1:]], [b"5", b"12"]),
-        ([b"5", b"x"], CHUNK_REPLIES, [b"5", b"x"]),
+        ([None] * 3, [None] * CHUNKS, [None] * 3),
+        ([b"5", b"12", b"0"], CHUNK_REPLIES, [b"5", b"13", b"0"]),
+        ([b"4", b"12", b"0"], CHUNK_REPLIES, [b"4", b"12", b"0"]),
+        ([b"5", b"12", b"0"], [None, *CHUNK_REPLIES[1:]], [b"5", b"12", b"0"]),
+        ([b"5", b"12", b"0"], [b"123", *CHUNK_REPLIES[1:]], [b"5", b"12", b"0"]),
+        ([b"5", b"x", b"0"], CHUNK_REPLIES, [b"5", b"x", b"0"]),
         (ResponseError("x"), CHUNK_REPLIES, ResponseError("x")),
+        ([b"5", b"12", b"1"], CHUNK_REPLIES + [None] * CHUNKS, [b"5", b"12", b"1"]),
+        ([b"5", b"12", b"0"], CHUNK_REPLIES, [b"5", b"12", b"1"]),
     ],
-    ids=["none", "changed", "epoch", "expired", "cut", "text", "error"],
+    ids=["none", "changed", "epoch", "expired", "cut", "text", "error", "host gone", "host new"],
 )
 def test_a_torn_checkpoint_is_none(before, chunks, after) -> None:
     assert layout.parse_checkpoint([before, chunks, after], 5) is None

@@ -201,7 +201,7 @@ async def load_checkpoint(rig: Rig, *, wishes: int = 1) -> CheckpointLoader:
 
 
 async def test_a_checkpoint_is_loaded_once_for_many_wishes(rig: Rig) -> None:
-    rig.redis.values[KEYS.manifest("w", 1)] = [b"1", b"4"]
+    rig.redis.values[KEYS.manifest("w", 1)] = [b"1", b"4", b"0"]
     for chunk in range(CHUNKS):
         rig.redis.values[KEYS.chunk("w", 1, chunk)] = pack_keys([])
     loader = await load_checkpoint(rig, wishes=5)

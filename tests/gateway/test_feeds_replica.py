@@ -17,6 +17,7 @@ from gateway.routing.base import Trust
 from shared.blocks import pack_keys
 from shared.events import EventBatch, Snapshot, removed, stored
 from shared.load import WorkerInfo
+from shared.types import BlockKey, Tier
 
 INFO = WorkerInfo("w", 7, "http://w", ("m",))
 
@@ -222,6 +223,20 @@ def test_large_contents_are_taken_in_by_pieces_and_batches_wait(rig: Rig) -> Non
     *_, end = rig.replica.restore(large(9, 2 * PIECE_KEYS), 0.0)
     assert end.ok
     assert rig.index.blocks("w") == 2 * PIECE_KEYS
+
+
+@pytest.mark.parametrize("on_device", [0, 10, 2 * PIECE_KEYS])
+def test_large_contents_of_host_memory_come_by_pieces_too(rig: Rig, on_device: int) -> None:
+    device, host = range(1, 1 + on_device), range(10_000, 10_000 + 3 * PIECE_KEYS)
+    tiers = (Snapshot(pack_keys(device)), Snapshot(pack_keys(host), Tier.HOST))
+    rig.replica.offer(batch(1, stored([5, 9_999], None, Tier.HOST)), 0.0)
+    *_, end = rig.replica.restore(batch(5, *tiers), 0.0)
+    assert end == Applied(True, "applied")
+    assert rig.index.blocks("w") == on_device
+    assert rig.index.blocks("w", Tier.HOST) == 3 * PIECE_KEYS
+    assert not rig.index.match([BlockKey(9_999)])
+    assert rig.replica.offer(batch(6, removed(list(host), Tier.HOST)), 0.0).ok
+    assert rig.index.blocks("w", Tier.HOST) == 0
 
 
 def test_contents_left_half_way_are_asked_for_again(rig: Rig) -> None:

@@ -106,6 +106,34 @@ def test_cost_weighs_waiting_against_recomputing() -> None:
         assert first("cost", query(), holder, idle) == expected
 
 
+def test_what_lies_in_host_memory_costs_its_loading() -> None:
+    model = CostModel()
+    device = Candidate(view("device", host_s_per_token=2e-5), 960)
+    host = Candidate(view("host", host_s_per_token=2e-5), 960, host_tokens=480)
+    nothing = Candidate(view("nothing", host_s_per_token=2e-5), 0)
+    asked = query()
+    loading = model.compute_s(asked, host) - model.compute_s(asked, device)
+    assert loading == pytest.approx(480 * 2e-5)
+    assert model.terms(asked, host)["own"] == pytest.approx(
+        model.terms(asked, device)["own"] + loading
+    )
+    assert first("cost", asked, nothing, host, device) == "device"
+    assert first("cost", asked, nothing, host) == "host"
+
+
+def test_loading_never_costs_more_than_computing() -> None:
+    slow = Candidate(view("slow", host_s_per_token=1.0), 960, host_tokens=960)
+    assert slow.load_s == pytest.approx(960 * slow.worker.prefill_s_per_token)
+
+
+def test_loading_is_no_investment_in_a_popular_prefix() -> None:
+    model = CostModel()
+    plain = Candidate(view("a", host_s_per_token=2e-5), 480, host_tokens=480)
+    popular = Candidate(view("a", host_s_per_token=2e-5), 480, shared_tokens=1e6, host_tokens=480)
+    assert model.lost_s(query(), plain) > model.lost_s(query(), popular)
+    assert model.lost_s(query(), popular) == pytest.approx(480 * 2e-5)
+
+
 def test_cost_grows_with_the_square_of_long_prompts() -> None:
     model = CostModel(quadratic=2e-5)
     assert model.prefill_s(1000, 1000, 1e-4) == pytest.approx(0.101)

@@ -13,8 +13,8 @@ from gateway.telemetry import FleetCollector, PrometheusSink, hit_depth
 NAMES = """
 requests_total attempts_total prompt_tokens_total overlap_tokens_total loss_tokens_total
 ttft_seconds itl_seconds request_seconds decision_seconds overhead_seconds inflight queue_depth
-worker_state worker_trust prediction_error_tokens index_blocks index_lag_seconds redis_up
-retries_total shed_total
+worker_state worker_trust prediction_error_tokens index_blocks index_host_blocks index_lag_seconds
+redis_up retries_total shed_total
 """.split()
 
 FLOW = TokenFlow(

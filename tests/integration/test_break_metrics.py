@@ -39,6 +39,7 @@ LABELS = {
     "worker_trust": "worker state",
     "prediction_error_tokens": "",
     "index_blocks": "worker",
+    "index_host_blocks": "worker",
     "index_lag_seconds": "",
     "redis_up": "",
     "retries_total": "reason",

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gateway.index.table import PrefixTable
 from shared.blocks import GRANULE, pack_keys
 from shared.events import CacheCleared, CacheEvent, EventBatch, Snapshot, removed, stored
-from shared.types import BlockKey, Epoch, WorkerId
+from shared.types import BlockKey, Epoch, Tier, WorkerId
 
 STRIDES = {"a": 1, "b": 1, "c": 2, "d": 2}
 WORKERS = st.sampled_from(sorted(STRIDES))
@@ -25,6 +25,7 @@ class Model:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.held: set[int] = set()
+        self.host: set[int] = set()
         self.seq = 0
         self.known = False
         self.broken = False
@@ -71,8 +72,23 @@ class IndexMachine(RuleBasedStateMachine):
         else:
             assert reason == "applied"
             model.held = ((set() if clear else model.held) | set(new)) - set(gone)
+            model.host = set() if clear else model.host
             model.seq += 1
             model.known = True
+
+    @rule(worker=WORKERS, down=KEYS, up=KEYS, dropped=KEYS)
+    def move(self, worker: str, down: list[int], up: list[int], dropped: list[int]) -> None:
+        """Some keys go to host memory, then some come back and some are dropped there."""
+        model = self.models.get(worker)
+        if model is None or model.broken:
+            return
+        host = Tier.HOST
+        events = (removed(down), stored(down, None, host), stored(up, None), removed(up, host))
+        assert self.send(worker, model.seq + 1, *events, removed(dropped, host)) == "applied"
+        model.held = model.held - set(down) | set(up)
+        model.host = (model.host | set(down)) - set(up) - set(dropped)
+        model.seq += 1
+        model.known = True
 
     @rule(worker=WORKERS, new=KEYS)
     def repeated_batch(self, worker: str, new: list[int]) -> None:
@@ -88,13 +104,17 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.send(worker, model.seq + 1 + skipped, stored(new, None)) == "gap"
             model.broken = model.known
 
-    @rule(worker=WORKERS, keys=KEYS, ahead=st.integers(0, 5))
-    def snapshot(self, worker: str, keys: list[int], ahead: int) -> None:
+    @rule(worker=WORKERS, keys=KEYS, host=st.none() | KEYS, ahead=st.integers(0, 5))
+    def snapshot(self, worker: str, keys: list[int], host: list[int] | None, ahead: int) -> None:
         model = self.models.get(worker)
         if model is not None:
             seq = model.seq + ahead
-            assert self.send(worker, seq, Snapshot(pack_keys(keys))) == "applied"
+            tiers = [Snapshot(pack_keys(keys))]
+            if host is not None:
+                tiers.append(Snapshot(pack_keys(host), Tier.HOST))
+            assert self.send(worker, seq, *tiers) == "applied"
             model.held, model.seq, model.known, model.broken = set(keys), seq, True, False
+            model.host = set(host or ())
 
     @rule(worker=WORKERS, new=KEYS)
     def new_incarnation_by_batch(self, worker: str, new: list[int]) -> None:
@@ -112,18 +132,20 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(prompt=st.lists(st.integers(1, 12), max_size=10, unique=True))
     def match(self, prompt: list[int]) -> None:
-        expected: dict[str, int] = {}
+        expected: dict[str, tuple[int, int]] = {}
         for worker, model in self.models.items():
             stride = STRIDES[worker]
-            depth = 0
+            depth = device = 0
             for key in prompt[stride - 1 :: stride]:
-                if key not in model.held:
+                if key not in model.held | model.host:
                     break
+                if device == depth and key in model.held:
+                    device += stride
                 depth += stride
             if depth:
-                expected[worker] = depth * GRANULE
+                expected[worker] = (depth * GRANULE, (depth - device) * GRANULE)
         found = self.table.match([BlockKey(key) for key in prompt])
-        assert {worker: match.tokens for worker, match in found.items()} == expected
+        assert {w: (match.tokens, match.host_tokens) for w, match in found.items()} == expected
 
     @invariant()
     def books_balance(self) -> None:
@@ -132,6 +154,8 @@ class IndexMachine(RuleBasedStateMachine):
             model = self.models.get(worker)
             held = set() if model is None else model.held
             assert self.table.blocks(WorkerId(worker)) == len(held)
+            host = set() if model is None else model.host
+            assert self.table.blocks(WorkerId(worker), Tier.HOST) == len(host)
             position = self.table.position(WorkerId(worker))
             known = model is not None and model.known
             assert position == ((model.epoch, model.seq) if known and model else None)

@@ -294,5 +294,5 @@ def test_empty_scopes_leave_no_trace() -> None:
     pool = BlockPool(2, 4)
     for turn in range(50):
         pool.release(store(pool, units("a"), root=str(turn).encode()))
-    assert len(pool._roots) <= 2
+    assert len(pool._tree._roots) <= 2
     assert len(pool._free._largest) <= 100

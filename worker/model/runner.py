@@ -23,6 +23,7 @@ from worker.config import CacheConfig, ModelConfig
 from worker.model.attention import ATTENTION, may_use_varlen, register
 from worker.model.batch import Layout, StepBatch, build_batch
 from worker.model.fetch import Progress, cache_root
+from worker.model.hostkv import HostKv
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
 from worker.model.native import DecodeKernel, NoKernel, load_kernel
@@ -61,6 +62,7 @@ class TorchRunner:
         n_blocks: int,
         block_size: int,
         *,
+        host_blocks: int = 0,
         threads: int = 0,
         rng: Random | None = None,
         max_lora_rank: int = 64,
@@ -79,6 +81,8 @@ class TorchRunner:
             least_rows=loaded.least_rows,
             decode_kernel=decode_kernel,
         )
+        self._host_blocks = host_blocks
+        self._host = _allocate_host(self._pool, host_blocks, loaded) if host_blocks else None
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
         self.adapters = LoraStore(loaded.model, max_lora_rank)
@@ -102,11 +106,17 @@ class TorchRunner:
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
+        host_blocks = cache.host_blocks
+        if cache.host_gib and not host_blocks:
+            host_blocks = int(cache.host_gib * 2**30) // bytes_per_block(
+                loaded.layers, cache.block_size
+            )
         rank = model.max_lora_rank
         runner = cls(
             loaded,
             n_blocks,
             cache.block_size,
+            host_blocks=host_blocks,
             threads=threads,
             max_lora_rank=rank,
             decode_kernel=_decode_kernel(loaded, model, threads),
@@ -147,6 +157,11 @@ class TorchRunner:
         return self._pool.block_size
 
     @property
+    def host_blocks(self) -> int:
+        """Slots for blocks in host memory."""
+        return self._host_blocks
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens."""
         return self._loaded.max_model_len
@@ -185,7 +200,7 @@ class TorchRunner:
         return self._pool
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole."""
+        """Copy, then compute; writes KV. Raises ``RunnerError`` if the step is lost as a whole."""
         started = time.perf_counter()
         self._adopt_thread()
         plan = grouped(plan)
@@ -194,6 +209,8 @@ class TorchRunner:
         scored = NOTHING_SCORED
         try:
             with torch.inference_mode():
+                if self._host is not None and plan.copies:
+                    self._host.copy(plan.copies)
                 batch = self._batch(plan)
                 once = self._loaded.layers_run_once() if scoring else nullcontext()
                 with self.adapters.applied(plan, batch), once:
@@ -203,12 +220,14 @@ class TorchRunner:
                 chosen = self._sampler.sample(logits, sampled)
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunnerError(f"step of {plan.n_tokens} tokens failed: {error}") from error
+        copying = self._host.seconds() if self._host is not None and plan.copies else 0.0
         return StepResult(
             chosen.tokens,
             chosen.logprobs,
             time.perf_counter() - started,
             {**chosen.failed, **scored.failed},
             scored.logprobs,
+            copying,
         )
 
     def logits(self, plan: StepPlan) -> Tensor:
@@ -233,6 +252,7 @@ class TorchRunner:
     def close(self) -> None:
         """Free the KV memory; no call follows."""
         self._pool.layers.clear()
+        self._host = None
 
     def _adopt_thread(self) -> None:
         """OpenMP counts threads per calling thread: tell it when another thread first calls."""
@@ -262,6 +282,16 @@ def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:
         gib = n_blocks * bytes_per_block(loaded.layers, block_size) / 2**30
         reason = f"{gib:,.1f} GiB of KV memory cannot be had on {loaded.device}"
         raise ConfigError("cache.kv_blocks", n_blocks, reason) from error
+
+
+def _allocate_host(pool: KvPool, host_blocks: int, loaded: LoadedModel) -> HostKv:
+    """Host memory for blocks. Raises ``ConfigError`` if there is not so much."""
+    try:
+        return HostKv(pool, host_blocks, loaded.device)
+    except (RuntimeError, MemoryError) as error:
+        gib = host_blocks * bytes_per_block(loaded.layers, pool.block_size) / 2**30
+        reason = f"{gib:,.1f} GiB of host memory cannot be had"
+        raise ConfigError("cache.host_blocks", host_blocks, reason) from error
 
 
 def _blocks_that_fit(loaded: LoadedModel, block_size: int) -> int:

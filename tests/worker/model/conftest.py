@@ -188,12 +188,15 @@ class Driver:
 
 @pytest.fixture(scope="session")
 def driver() -> Callable[..., Driver]:
-    """``driver(kind, block_size=8, n_blocks=160, **config)`` makes a model and a driver for it."""
+    """``driver(kind, block_size=8, n_blocks=160, host_blocks=0, **config)`` makes a model and a
+    driver for it."""
     torch.set_num_threads(1)
 
-    def make(kind: str, block_size: int = 8, n_blocks: int = 160, **config: Any) -> Driver:
+    def make(
+        kind: str, block_size: int = 8, n_blocks: int = 160, host_blocks: int = 0, **config: Any
+    ) -> Driver:
         loaded = describe(make_model(make_config(kind, **config)))
-        runner = TorchRunner(loaded, n_blocks, block_size, threads=1)
+        runner = TorchRunner(loaded, n_blocks, block_size, host_blocks=host_blocks, threads=1)
         return Driver(loaded, runner, "eager" if kind == "gemma2" else "sdpa")
 
     return make

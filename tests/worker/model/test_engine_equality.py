@@ -27,7 +27,7 @@ class Engine:
         caching = limits.pop("caching", True)
         settings = {"max_batch_tokens": 64, "max_running": 16, "max_waiting": 1000, **limits}
         self.scheduler = Scheduler(
-            BlockPool(blocks, SIZE, caching=caching),
+            BlockPool(blocks, SIZE, caching=caching, host_blocks=self.runner.host_blocks),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=self.runner.eos_token_ids,
             **settings,
@@ -113,6 +113,54 @@ def test_churn_over_shared_prefixes_in_a_small_pool(llama: Any, running: int) ->
     for made in ended:
         prompt = made.tokens[: made.prompt_len]
         assert answer(made) == llama.expected(prompt, made.output_len)[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_a_second_visit_after_eviction_is_served_from_host_memory(
+    driver: Callable[..., Any], kind: str
+) -> None:
+    rng = random.Random(3)
+    small = driver(kind, block_size=SIZE, n_blocks=30, host_blocks=100)
+    engine = Engine(small, blocks=30)
+    prompts = [[rng.randrange(2, 129) for _ in range(12 * SIZE + 3)] for _ in range(6)]
+    first = [engine.ask(prompt, max_tokens=6) for prompt in prompts]
+    engine.finish()
+    before = engine.scheduler.counters.computed_tokens
+    again = [engine.ask(prompt, max_tokens=6) for prompt in prompts]
+    engine.finish()
+    assert engine.scheduler.counters.computed_tokens - before == 6 * 3
+    assert engine.scheduler.counters.host_tokens > 3 * 12 * SIZE
+    for prompt, cold, warm in zip(prompts, first, again, strict=True):
+        assert warm.cached == 12 * SIZE
+        assert answer(warm) == answer(cold) == small.expected(prompt, 6)[0]
+
+
+def test_churn_with_preemptions_aborts_and_flushes_over_host_memory(
+    driver: Callable[..., Any],
+) -> None:
+    rng = random.Random(11)
+    small = driver("llama", block_size=SIZE, n_blocks=34, host_blocks=40)
+    prefixes = [[rng.randrange(2, 129) for _ in range(rng.randrange(40, 120))] for _ in range(6)]
+    engine = Engine(small, blocks=34, max_batch_tokens=60)
+    asked: list[Generation] = []
+    for turn in range(60):
+        tail = [rng.randrange(2, 129) for _ in range(rng.randrange(1, 30))]
+        asked.append(engine.ask(rng.choice(prefixes) + tail, max_tokens=rng.randrange(1, 30)))
+        for _ in range(rng.randrange(0, 6)):
+            engine.step()
+        if rng.random() < 0.15:
+            engine.scheduler.abort(rng.choice(asked).id)
+        if turn % 25 == 24:
+            engine.scheduler.pool.clear()
+        engine.scheduler.check()
+    engine.finish()
+    ended = [made for made in asked if made.finish is FinishReason.LENGTH]
+    assert len(ended) > 40
+    assert engine.scheduler.counters.host_tokens > 500
+    assert engine.scheduler.counters.preemptions > 0
+    for made in ended:
+        prompt = made.tokens[: made.prompt_len]
+        assert answer(made) == small.expected(prompt, made.output_len)[0]
 
 
 @pytest.mark.parametrize("shared", [10 * SIZE, 9 * SIZE])
