@@ -69,6 +69,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whole, doc("Adapters served at the same time, hot-loaded ones included; 0 = none.")
     ] = 8
     max_lora_rank: Annotated[Count, doc("Largest rank of an adapter.")] = 64
+    cuda_graphs: Annotated[
+        bool, doc("Replay decode steps as recorded CUDA graphs; refused elsewhere than on CUDA.")
+    ] = False
+    compile: Annotated[
+        bool,
+        doc(
+            "Let torch.compile fuse the model's small operations. Loading takes minutes longer and "
+            "asks for a C++ compiler (CPU) or Triton (CUDA); refused where it does not work."
+        ),
+    ] = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

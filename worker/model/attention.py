@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from worker.model.batch import PagedIndex, Span, StepBatch
+from worker.model.batch import Span, StepBatch
 from worker.model.kvcache import LayerKv
 
 ATTENTION = "headwater_paged"
 """Name under which transformers knows :func:`paged_attention`."""
-_MAX_VARLEN_DIM = 256
 
 
 def register() -> None:
@@ -49,12 +47,12 @@ def paged_attention(
     layer = batch.pool.layers[module]
     layer.write(batch.write_slots, key[0, :, : batch.rows], value[0, :, : batch.rows])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if batch.paged is not None:
-        out = _varlen(query[0], layer, batch.paged, batch.pool.block_size, scale)
-        return out[None], None
     # Padding gets zeros: what is not a number there could spread through layers that mix rows.
     new = query.new_empty if batch.rows == query.shape[2] else query.new_zeros
     out = new(query.shape[2], query.shape[1], value.shape[-1])
+    if batch.kernel is not None:
+        out[: batch.rows] = batch.kernel(query[0, :, : batch.rows], layer, scale)
+        return out[None], None
     if batch.decodes is not None:
         batch.decodes.attend(query[0].transpose(0, 1), layer, out, scale)
     for span in batch.spans:
@@ -176,35 +174,3 @@ def _lower_right(n: int, length: int, window: int | None, device: torch.device) 
     key = torch.arange(length, device=device)
     mask = key <= query
     return mask if window is None else mask & (key > query - window)
-
-
-def _varlen(
-    query: Tensor, layer: LayerKv, index: PagedIndex, block_size: int, scale: float
-) -> Tensor:
-    """The kernel that reads the block table; ``query`` ``[Hq, T, D]``, returns ``[T, Hq, D]``."""
-    spec = layer.spec
-    keys, values = layer.by_block(block_size)
-    return varlen_attn(  # type: ignore[return-value]  # a tuple only if return_aux is given
-        query.transpose(0, 1).contiguous(),
-        keys,
-        values,
-        index.query_starts,
-        None,
-        index.longest_query,
-        index.longest_kv,
-        scale=scale,
-        window_size=(-1 if spec.window is None else spec.window - 1, 0),
-        enable_gqa=query.shape[0] != spec.kv_heads,
-        seqused_k=index.kv_lengths,
-        block_table=index.block_table,
-    )
-
-
-def may_use_varlen(device: torch.device, layers: list[LayerKv]) -> bool:
-    """Whether the block-table kernel is meant for this device and these shapes."""
-    return device.type == "cuda" and all(
-        layer.spec.dtype in (torch.float16, torch.bfloat16)
-        and layer.spec.key_dim == layer.spec.value_dim <= _MAX_VARLEN_DIM
-        and not layer.spec.capped
-        for layer in layers
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.model.kernels.base import Attend, Chunked, Kernel
 from worker.model.kvcache import KvPool, LayerKv
 from worker.model.native import DecodeKernel, Runs, runs_of
 from worker.runner import Chunk, StepPlan
@@ -38,20 +39,6 @@ class Span:
         if self.slots is None:
             raise ValueError("the KV of this span is not laid out")
         return cache.index_select(1, self.slots[first:])
-
-
-@dataclass(frozen=True, slots=True)
-class PagedIndex:
-    """What a kernel that reads the block table itself needs; int32 on the device."""
-
-    query_starts: Tensor
-    """``[n+1]`` rows at which the spans begin, and their total."""
-    kv_lengths: Tensor
-    """``[n]``"""
-    block_table: Tensor
-    """``[n, most blocks]``, padded with 0."""
-    longest_query: int
-    longest_kv: int
 
 
 class Decodes:
@@ -105,8 +92,8 @@ class StepBatch:
     sampled: int
     """How many of them are wanted."""
     pool: KvPool
-    paged: PagedIndex | None
-    """Set if a kernel that reads block tables is used; the spans' slots then stay on the CPU."""
+    kernel: Attend | None
+    """Set if one kernel serves all spans; their slots then stay on the CPU."""
 
     @property
     def views(self) -> int:
@@ -119,8 +106,8 @@ class Layout:
     """How steps are laid out for a model on a device."""
 
     device: torch.device
-    paged: bool = False
-    """For a kernel that reads block tables."""
+    kernel: Kernel | None = None
+    """Serves whole steps."""
     least_rows: int = 0
     """Shorter steps are padded to so many rows."""
     decode_kernel: DecodeKernel | None = None
@@ -151,7 +138,7 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
             writes.append(slice(slots.start + chunk.start, slots.stop))
         else:
             writes.append(slots[chunk.start :])
-            if not layout.paged:
+            if layout.kernel is None:
                 slots = slots.to(layout.device, non_blocking=True)
         spans.append(Span(row, len(chunk.tokens), chunk.start, slots))
     rows, n_sampled = len(ids), len(sampled)
@@ -168,7 +155,9 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
         sampled_rows=torch.tensor(sampled, dtype=torch.int64).to(device, non_blocking=True),
         sampled=n_sampled,
         pool=pool,
-        paged=_paged_index(plan, spans, pool, device) if layout.paged else None,
+        kernel=None
+        if layout.kernel is None
+        else layout.kernel.prepare(chunked(plan, pool), pool, device),
     )
 
 
@@ -193,18 +182,17 @@ def _joined(writes: list[slice | Tensor | int], device: torch.device) -> slice |
     return torch.tensor(slots).to(device, non_blocking=True)
 
 
-def _paged_index(
-    plan: StepPlan, spans: list[Span], pool: KvPool, device: torch.device
-) -> PagedIndex:
-    counts = [-(-span.end // pool.block_size) for span in spans]
-    table = torch.zeros(len(spans), max(counts), dtype=torch.int32)
-    for line, (chunk, count) in enumerate(zip(plan.chunks, counts, strict=True)):
-        table[line, :count] = torch.tensor(chunk.blocks[:count], dtype=torch.int32)
-    starts = [span.row for span in spans] + [spans[-1].row + spans[-1].length]
-    return PagedIndex(
-        query_starts=torch.tensor(starts, dtype=torch.int32).to(device),
-        kv_lengths=torch.tensor([s.end for s in spans], dtype=torch.int32).to(device),
-        block_table=table.to(device),
-        longest_query=max(span.length for span in spans),
-        longest_kv=max(span.end for span in spans),
-    )
+def chunked(plan: StepPlan, pool: KvPool) -> list[Chunked]:
+    """The layout of a step as kernels want it. Raises ``ValueError`` if a chunk lacks blocks."""
+    size, row, layout = pool.block_size, 0, []
+    for chunk in plan.chunks:
+        length = len(chunk.tokens)
+        count = -(-(chunk.start + length) // size)
+        blocks = chunk.blocks[:count]
+        if len(blocks) < count:
+            raise ValueError(f"{len(blocks)} blocks do not hold {chunk.start + length} tokens")
+        consecutive = blocks == tuple(range(blocks[0], blocks[0] + count))
+        first_slot = blocks[0] * size if consecutive else None
+        layout.append(Chunked(row, length, chunk.start, blocks, first_slot))
+        row += length
+    return layout

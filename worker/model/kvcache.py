@@ -70,17 +70,24 @@ class KvPool:
         n_blocks: int,
         block_size: int,
         device: torch.device,
+        *,
+        zeroed: bool = False,
     ) -> None:
         self.n_blocks, self.block_size = n_blocks, block_size
-        slots = n_blocks * block_size
+        slots = (n_blocks + 1) * block_size
         self.layers: dict[nn.Module, LayerKv] = {
             module: LayerKv(
                 spec,
-                _memory(slots, spec.kv_heads, spec.key_dim, spec.dtype, device),
-                _memory(slots, spec.kv_heads, spec.value_dim, spec.dtype, device),
+                _memory(slots, spec.kv_heads, spec.key_dim, spec.dtype, device, zeroed),
+                _memory(slots, spec.kv_heads, spec.value_dim, spec.dtype, device, zeroed),
             )
             for module, spec in specs.items()
         }
+
+    @property
+    def spare_block(self) -> int:
+        """A block of nobody: rows that only fill up a recorded step read and write there."""
+        return self.n_blocks
 
     def slot_of(self, blocks: Sequence[int], position: int) -> int:
         """Slot of one position. Raises ``ValueError`` if there is no block for it."""
@@ -107,11 +114,15 @@ class KvPool:
         return (starts[:, None] + torch.arange(size)).reshape(-1)[:length]
 
 
-def _memory(slots: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _memory(
+    slots: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device, zeroed: bool
+) -> Tensor:
     """``[heads, slots, dim]``, in the order that suits the device."""
     if device.type == "cpu":
-        # Nothing here reads a slot that was not written, and untouched pages cost no memory.
-        return torch.empty(heads, slots, dim, dtype=dtype, device=device)
+        # Nothing but padded copies reads a slot that was not written, where a NaN would survive,
+        # and untouched pages cost no memory.
+        new = torch.zeros if zeroed else torch.empty
+        return new(heads, slots, dim, dtype=dtype, device=device)
     # Kernels on a GPU load whole tiles before they mask, where a NaN would survive.
     return torch.zeros(slots, heads, dim, dtype=dtype, device=device).transpose(0, 1)
 

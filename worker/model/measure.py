@@ -18,6 +18,7 @@ from worker.drive import NO_TIME, Meter, Spent
 from worker.model.batch import StepBatch
 from worker.model.fetch import Progress
 from worker.model.kvcache import KvPool
+from worker.model.recorded import Recorder, Step
 from worker.model.runner import TorchRunner
 from worker.model.weights import LoadedModel
 from worker.probe import ModelShape, Probe
@@ -46,13 +47,30 @@ class TimedModel(LoadedModel):
 
     time: ForwardTime = field(default_factory=ForwardTime, kw_only=True)
 
-    def forward(self, batch: StepBatch, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, batch: StepBatch, rows: Tensor | None = None, *, changed: bool = False
+    ) -> Tensor:
         """As the base class."""
+        if batch.ids.is_cuda and torch.cuda.is_current_stream_capturing():
+            return LoadedModel.forward(self, batch, rows, changed=changed)  # nothing runs yet
+        return self.measured(lambda: LoadedModel.forward(self, batch, rows, changed=changed))
+
+    def measured(self, step: Step) -> Tensor:
+        """Run a forward pass and add its time."""
         started = clock()
-        logits = LoadedModel.forward(self, batch, rows)
+        logits = step()
         _wait(logits.device)
         self.time.spent += clock() - started
         return logits
+
+    def measuring(self, record: Recorder) -> Recorder:
+        """Steps that ``record`` makes, with their time added."""
+
+        def recorded(step: Step) -> Step:
+            replay = record(step)
+            return lambda: self.measured(replay)
+
+        return recorded
 
 
 class TimedRunner(TorchRunner):
@@ -61,7 +79,8 @@ class TimedRunner(TorchRunner):
     def __init__(self, loaded: LoadedModel, *sizes: int, **settings: Any) -> None:
         facts = {item.name: getattr(loaded, item.name) for item in fields(LoadedModel)}
         timed = TimedModel(**facts)
-        super().__init__(timed, *sizes, **settings)
+        record: Recorder | None = settings.pop("record", None)
+        super().__init__(timed, *sizes, record=record and timed.measuring(record), **settings)
         self.time = timed.time
         self.shape = shape_of(loaded)
         self.device, self.dtype, self.source = loaded.device, loaded.dtype, loaded.source

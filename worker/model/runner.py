@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,17 +19,21 @@ from torch import Tensor
 from shared.bundle import BundleError, TokenizerBundle, load_bundle
 from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
-from worker.model.attention import ATTENTION, may_use_varlen, register
+from worker.model.attention import ATTENTION, register
 from worker.model.batch import Layout, StepBatch, build_batch
 from worker.model.fetch import Progress, cache_root
 from worker.model.hostkv import HostKv
+from worker.model.kernels.base import Kernel
+from worker.model.kernels.choose import choose
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
 from worker.model.native import DecodeKernel, NoKernel, load_kernel
 from worker.model.quantize import quantized
+from worker.model.recorded import RecordedDecode, Recorder
 from worker.model.sampler import Sampler
-from worker.model.scores import NOTHING_SCORED, score_prompts
+from worker.model.scores import NOTHING_SCORED, Scored, score_prompts
 from worker.model.selfcheck import check_against_plain
+from worker.model.speedups import compile_model, decode_recorder
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel, load_model
 from worker.runner import RunnerError, StepPlan, StepResult
@@ -67,6 +70,7 @@ class TorchRunner:
         rng: Random | None = None,
         max_lora_rank: int = 64,
         decode_kernel: DecodeKernel | None = None,
+        record: Recorder | None = None,
     ) -> None:
         register()
         self._loaded = loaded
@@ -74,15 +78,16 @@ class TorchRunner:
         self._model.set_attn_implementation(ATTENTION)
         self._threads = threads or len(os.sched_getaffinity(0))
         self._owner: int | None = None
-        self._pool = _allocate(loaded, n_blocks, block_size)
+        self._pool = _allocate(loaded, n_blocks, block_size, zeroed=record is not None)
         self._layout = Layout(
             loaded.device,
-            paged=may_use_varlen(loaded.device, list(self._pool.layers.values())),
+            kernel=choose(loaded.device, list(self._pool.layers.values()), block_size),
             least_rows=loaded.least_rows,
             decode_kernel=decode_kernel,
         )
         self._host_blocks = host_blocks
         self._host = _allocate_host(self._pool, host_blocks, loaded) if host_blocks else None
+        self.recorded = record and RecordedDecode(loaded, self._pool, record)
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
         self.adapters = LoraStore(loaded.model, max_lora_rank)
@@ -103,6 +108,7 @@ class TorchRunner:
             pack=model.pack_weights and model.quantize == "none",
             progress=progress,
         )
+        record = decode_recorder(loaded) if model.cuda_graphs else None
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
@@ -120,6 +126,7 @@ class TorchRunner:
             threads=threads,
             max_lora_rank=rank,
             decode_kernel=_decode_kernel(loaded, model, threads),
+            record=record,
         )
         try:
             runner.check()
@@ -129,21 +136,43 @@ class TorchRunner:
             runner.adapters.survey(
                 runner.logits, runner.block_size * runner.n_blocks, loaded.least_rows
             )
+        if model.compile:
+            runner.compile(progress)
         return runner
+
+    def compile(self, progress: Progress, backend: str = "inductor") -> None:
+        """Compile the model for steps without adapters. Raises ``ConfigError`` if that fails."""
+        self._loaded = compile_model(self._loaded, progress, backend)
+        try:
+            self.check()
+        except Unsupported as error:
+            raise ConfigError("model.compile", True, f"compiled, {error}") from error
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The attention kernel of whole steps; None if each sequence is computed alone."""
+        return self._layout.kernel
+
+    def use_kernel(self, kernel: Kernel | None) -> None:
+        """Compute attention with another one."""
+        self._layout = replace(self._layout, kernel=kernel)
+        if self.recorded is not None:
+            self.recorded.clear()
 
     def check(self) -> None:
         """Compare with the model's own attention on a few tokens. Raises ``Unsupported``.
 
-        Where the block-table kernel fails the comparison, gathering takes over, and that is logged.
+        Where a kernel fails the comparison, each sequence is computed alone, and that is logged.
         """
         args = (self._loaded, self._pool.block_size)
-        if self._layout.paged:
+        if self.kernel is not None:
             try:
                 check_against_plain(*args, self._layout)
                 return
             except (Unsupported, RuntimeError) as error:
-                log.warning("paged_kernel_unusable", reason=str(error).splitlines()[0])
-                self._layout = replace(self._layout, paged=False)
+                reason = str(error).splitlines()[0]
+                log.warning("attention_kernel_unusable", kernel=self.kernel.name, reason=reason)
+                self.use_kernel(None)
         check_against_plain(*args, self._layout)
 
     @property
@@ -206,17 +235,13 @@ class TorchRunner:
         plan = grouped(plan)
         sampled = [chunk for chunk in plan.chunks if chunk.sample]
         scoring = any(chunk.targets for chunk in plan.chunks)
-        scored = NOTHING_SCORED
         try:
             with torch.inference_mode():
                 if self._host is not None and plan.copies:
                     self._host.copy(plan.copies)
-                batch = self._batch(plan)
-                once = self._loaded.layers_run_once() if scoring else nullcontext()
-                with self.adapters.applied(plan, batch), once:
-                    logits = self._loaded.forward(batch)
-                    if scoring:
-                        scored = score_prompts(plan.chunks, partial(self._logits_of, batch))
+                logits, scored = (
+                    self._scored(plan) if scoring else (self.logits(plan), NOTHING_SCORED)
+                )
                 chosen = self._sampler.sample(logits, sampled)
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunnerError(f"step of {plan.n_tokens} tokens failed: {error}") from error
@@ -232,9 +257,20 @@ class TorchRunner:
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Forward alone: logits ``[S, V]`` of the chunks that sample, in plan order. Writes KV."""
+        logits = None if self.recorded is None else self.recorded.logits(plan, self.kernel)
+        if logits is not None:
+            return logits
         batch = self._batch(plan)
         with self.adapters.applied(plan, batch):
-            return self._loaded.forward(batch)
+            changed = any(chunk.adapter for chunk in plan.chunks)
+            return self._loaded.forward(batch, changed=changed)
+
+    def _scored(self, plan: StepPlan) -> tuple[Tensor, Scored]:
+        """As :meth:`logits`, and what the plan's prompts score."""
+        batch = self._batch(plan)
+        with self.adapters.applied(plan, batch), self._loaded.layers_run_once():
+            logits = self._loaded.forward(batch, changed=True)
+            return logits, score_prompts(plan.chunks, partial(self._logits_of, batch))
 
     def _batch(self, plan: StepPlan) -> StepBatch:
         batch = build_batch(plan, self._pool, self._layout)
@@ -244,7 +280,8 @@ class TorchRunner:
 
     def _logits_of(self, batch: StepBatch, rows: Sequence[int]) -> Tensor:
         self.adapters.head_gets(rows)
-        return self._loaded.forward(batch, torch.tensor(rows, device=self._loaded.device))
+        kept = torch.tensor(rows, device=self._loaded.device)
+        return self._loaded.forward(batch, kept, changed=True)
 
     def forget(self, seq_id: str) -> None:
         """Nothing is kept per sequence: a seeded draw is a function of seed and position."""
@@ -274,10 +311,10 @@ def _decode_kernel(loaded: LoadedModel, model: ModelConfig, threads: int) -> Dec
         return None
 
 
-def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:
+def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int, *, zeroed: bool) -> KvPool:
     """The KV memory. Raises ``ConfigError`` if there is not so much."""
     try:
-        return KvPool(loaded.layers, n_blocks, block_size, loaded.device)
+        return KvPool(loaded.layers, n_blocks, block_size, loaded.device, zeroed=zeroed)
     except (RuntimeError, MemoryError) as error:  # torch raises the first, on a CPU and on CUDA
         gib = n_blocks * bytes_per_block(loaded.layers, block_size) / 2**30
         reason = f"{gib:,.1f} GiB of KV memory cannot be had on {loaded.device}"

@@ -11,14 +11,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import PreTrainedModel
 
 from worker.model.kvcache import LayerSpec
+
+if TYPE_CHECKING:  # PretrainedConfig before version 5
+    from transformers import PreTrainedConfig
 
 _PROBE = "headwater_probe"
 _PROBE_TOKENS = 3

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from shared.errors import ConfigError
 from worker.model.batch import StepBatch
+from worker.model.compiled import CompiledForward
 from worker.model.convert import convert, convert_locked, converted_folder, is_converted, lock_path
 from worker.model.fetch import (
     DEFAULT_MODEL,
@@ -33,6 +34,9 @@ from worker.model.fetch import (
 from worker.model.kvcache import LayerSpec
 from worker.model.packed import LEAST_ROWS, can_pack, pack_linears
 from worker.model.support import Unsupported, check_config, inspect_layers
+
+if TYPE_CHECKING:  # PretrainedConfig before version 5
+    from transformers import PreTrainedConfig
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -60,6 +64,8 @@ class LoadedModel:
     """How its linear layers are held; see ``worker.model.quantize``."""
     least_rows: int = 0
     """Steps of fewer tokens are padded to so many."""
+    compiled: CompiledForward | None = None
+    """Runs in place of the model's own code if set."""
 
     @property
     def device(self) -> torch.device:
@@ -71,9 +77,16 @@ class LoadedModel:
         """Type of the weights."""
         return self.model.dtype
 
-    def forward(self, batch: StepBatch, rows: Tensor | None = None) -> Tensor:
-        """Logits ``[S, V]`` of the sampled rows of one packed step, or of ``rows``; writes KV."""
+    def forward(
+        self, batch: StepBatch, rows: Tensor | None = None, *, changed: bool = False
+    ) -> Tensor:
+        """Logits ``[S, V]`` of the sampled rows of one packed step, or of ``rows``; writes KV.
+
+        ``changed``: modules of the model do something else in this step, unknown to a compiled one.
+        """
         with torch.inference_mode():
+            if self.compiled is not None and rows is None and not changed:
+                return self.compiled(batch)
             out = self.model(
                 input_ids=batch.ids,
                 position_ids=batch.positions,

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
 
 from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
-from worker.model import attention
 from worker.model import runner as runner_module
-from worker.model.attention import may_use_varlen
-from worker.model.batch import Layout, build_batch
+from worker.model.batch import Layout, build_batch, chunked
+from worker.model.kernels.base import Chunked
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.runner import TorchRunner
 from worker.runner import Runner, RunnerError, StepPlan
@@ -146,106 +144,21 @@ def test_place_needs_enough_blocks() -> None:
         KvPool({}, 16, 4, torch.device("cpu")).place((1, 2), 9)
 
 
-def test_block_table_for_kernels_that_read_it(driver: Callable[..., Any]) -> None:
+def test_layout_for_kernels(driver: Callable[..., Any]) -> None:
     made = driver("llama")
-    chunks = (made.chunk("a", [5] * 20, 17, (4, 2, 6, 9)), made.chunk("b", [5] * 5, 0, (7,)))
-    batch = build_batch(StepPlan(chunks), made.runner.pool, Layout(torch.device("cpu"), paged=True))
-    index = batch.paged
-    assert index is not None
-    assert index.query_starts.tolist() == [0, 3, 8]
-    assert index.kv_lengths.tolist() == [20, 5]
-    assert index.block_table.tolist() == [[4, 2, 6], [7, 0, 0]]
-    assert (index.longest_query, index.longest_kv) == (5, 20)
-    assert index.block_table.dtype == torch.int32
+    pool = made.runner.pool
+    chunks = (made.chunk("a", [5] * 20, 17, (4, 2, 6, 9)), made.chunk("b", [5] * 5, 0, (7, 8)))
+    plan = StepPlan(chunks)
+    assert chunked(plan, pool) == [
+        Chunked(0, 3, 17, (4, 2, 6), None),
+        Chunked(3, 5, 0, (7,), 7 * pool.block_size),
+    ]
+    batch = build_batch(plan, pool, Layout(torch.device("cpu")))
     assert batch.positions.tolist() == [[17, 18, 19, 0, 1, 2, 3, 4]]
-    assert batch.write_slots.tolist() == [49, 50, 51, 56, 57, 58, 59, 60]
+    assert torch.as_tensor(batch.write_slots).tolist() == [49, 50, 51, 56, 57, 58, 59, 60]
     assert batch.sampled_rows.tolist() == [2, 7]
-
-
-def varlen_by_hand(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-) -> torch.Tensor:
-    """What the documentation of ``varlen_attn`` says, written out."""
-    assert cu_seq_k is None
-    assert query.is_contiguous()
-    assert enable_gqa == (query.shape[1] != key.shape[2])
-    assert window_size[1] == 0
-    assert max_k == int(seqused_k.max())
-    parts = []
-    for line, used in enumerate(seqused_k.tolist()):
-        part = query[cu_seq_q[line] : cu_seq_q[line + 1]].transpose(0, 1)
-        assert part.shape[1] <= max_q
-        group = query.shape[1] // key.shape[2]
-        keys, values = (
-            pool[block_table[line].long()].flatten(0, 1)[:used].transpose(0, 1)
-            for pool in (key, value)
-        )
-        at = torch.arange(used - part.shape[1], used)[:, None]
-        other = torch.arange(used)
-        mask = other <= at
-        if window_size[0] >= 0:
-            mask &= other >= at - window_size[0]
-        scores = part @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        parts.append((weights @ values.repeat_interleave(group, 0)).transpose(0, 1))
-    return torch.cat(parts)
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text", "llama_mha_bias"])
-def test_the_block_table_kernel_gets_what_it_documents(
-    driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    made = driver(kind)
-    monkeypatch.setattr(attention, "varlen_attn", varlen_by_hand)
-    made.runner._layout = replace(made.runner._layout, paged=True)
-    made.runner.check()
-    prompts = [list(range(2, 60)), list(range(9, 40)), [7, 8]]
-    tables = [made.blocks(70, first=20 * i, scattered=i == 1) for i in range(3)]
-    together = made.decode_together(prompts, 6, tables, size=13)
-    assert together == [made.expected(prompt, 6)[0] for prompt in prompts]
-
-
-def test_a_block_table_kernel_that_fails_is_replaced(
-    driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> torch.Tensor:
-        raise RuntimeError("page size must be a multiple of 256")
-
-    made = driver("llama")
-    monkeypatch.setattr(attention, "varlen_attn", broken)
-    made.runner._layout = replace(made.runner._layout, paged=True)
-    with structlog.testing.capture_logs() as logs:
-        made.runner.check()
-    assert [line["event"] for line in logs] == ["paged_kernel_unusable"]
-    assert "multiple of 256" in logs[0]["reason"]
-    prompt = list(range(2, 60))
-    assert made.decode(prompt, 4, made.blocks(70))[0] == made.expected(prompt, 4)[0]
-
-
-def test_the_block_table_kernel_is_for_half_precision_on_cuda(
-    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
-) -> None:
-    from worker.model.weights import describe
-
-    half = describe(model_of(config_of_kind("llama"), torch.bfloat16))
-    pool = KvPool(half.layers, 2, 4, torch.device("cpu"))
-    assert may_use_varlen(torch.device("cuda:0"), list(pool.layers.values()))
-    assert not may_use_varlen(torch.device("cpu"), list(pool.layers.values()))
-    full = describe(model_of(config_of_kind("llama")))
-    pool = KvPool(full.layers, 2, 4, torch.device("cpu"))
-    assert not may_use_varlen(torch.device("cuda:0"), list(pool.layers.values()))
+    with pytest.raises(ValueError, match="2 blocks do not hold 20 tokens"):
+        chunked(StepPlan((replace(chunks[0], blocks=(4, 2)),)), pool)
 
 
 def test_contiguous_blocks_are_read_in_place(driver: Callable[..., Any]) -> None:
