@@ -28,13 +28,14 @@ from shared.render import Renderer, TokenizerBundle, byte_bundle
 from shared.types import WorkerId
 from worker.adapters import Adapters, named_folders, read_all
 from worker.adapterstore import ReadAdapter
-from worker.config import WorkerConfig
+from worker.config import ModelConfig, WorkerConfig
 from worker.defaults import OPENAI, SamplingDefaults, read_defaults
 from worker.detokenise import Detokenizer
 from worker.engine import Engine
 from worker.eventlog import EventLog, make_epoch
 from worker.fake_runner import FakeModel, FakeRunner
 from worker.grammar import GrammarCompiler
+from worker.placement import allowed_cores, pinned_cores
 from worker.publish import Published, RedisPublisher
 from worker.requests import Limits
 from worker.runner import Runner
@@ -93,8 +94,10 @@ def check_cache(config: WorkerConfig) -> None:
         raise ConfigError("cache.host_gib", cache.host_gib, reason)
 
 
-def check_model(path: str) -> None:
+def check_model(model: ModelConfig) -> None:
     """Raise ``ConfigError`` at once for what loading would refuse only after importing torch."""
+    pinned_cores(model.pin, allowed_cores())
+    path = model.path
     if path == FAKE:
         return
     for package in ("torch", "transformers"):

@@ -66,6 +66,7 @@ def worker(
     ] = None,
     max_loras: Annotated[int | None, typer.Option(help="Adapters served at once.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    pin: Annotated[str | None, typer.Option(help="Cores of those threads: 0-3,8.")] = None,
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")
     ] = False,
@@ -86,6 +87,7 @@ def worker(
         "model.quantize": quantize,
         "model.max_model_len": max_model_len,
         "model.threads": threads,
+        "model.pin": pin,
         "model.lora_modules": lora or None,
         "model.max_loras": max_loras,
         "serve.host": host,
@@ -120,7 +122,7 @@ def run_benchmark(config: WorkerConfig, style: Style) -> None:
     if path == FAKE:
         reason = "has the speed of its settings; --benchmark measures a real model"
         raise ConfigError("model.path", path, reason)
-    check_model(path)
+    check_model(config.model)
     limit_threads(config.model.threads, os.environ)
     from worker.benchmark import render
     from worker.model.measure import benchmark

@@ -39,7 +39,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "little less exact; on CUDA it needs torchao."
         ),
     ] = "none"
-    threads: Annotated[Whole, doc("CPU threads of torch; 0 takes all cores.")] = 0
+    threads: Annotated[
+        Whole, doc("CPU threads of torch; 0 takes all cores, or those of model.pin.")
+    ] = 0
+    pin: Annotated[
+        str,
+        doc(
+            "Cores the engine's threads keep to (Linux), such as 0-3,8, or none; the HTTP side "
+            "is not bound."
+        ),
+    ] = "none"
     pack_weights: Annotated[
         bool,
         doc("On a CPU, keep weights in the layout that multiplies fastest (oneDNN's)."),

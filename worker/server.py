@@ -66,7 +66,7 @@ class WorkerServer:
     ) -> None:
         check_exposure(config.serve)
         check_redis(config.redis.url)
-        check_model(config.model.path)
+        check_model(config.model)
         adapter_folders(config)
         check_cache(config)
         self._config, self._load, self._announce = config, load, announce

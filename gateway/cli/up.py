@@ -64,9 +64,15 @@ def up(
     kv_blocks: Annotated[
         int, typer.Option(min=0, help="KV blocks per worker; 0 takes what fits in memory.")
     ] = 0,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Bind each worker to cores of its own (Linux).")
+    ] = False,
 ) -> None:
     """A local cluster: Redis, workers and gateway(s). Ctrl-C stops all of it."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else ()
+    if pin and len(allowed) < workers:
+        raise ConfigError("--pin", pin, f"{workers} workers, {len(allowed)} cores to bind them to")
+    cores = len(allowed) or os.cpu_count() or 1
     options = ClusterOptions(
         workers=workers,
         gateways=gateways,
@@ -75,6 +81,7 @@ def up(
         policy=policy.value if policy is not None else None,
         fake=fake,
         threads=max(1, cores // workers),
+        cores=tuple(allowed) if pin else (),
         worker_flags=("--kv-blocks", str(kv_blocks)) if kv_blocks else (),
         worker_port=worker_port,
     )

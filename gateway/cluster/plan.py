@@ -24,6 +24,8 @@ class ClusterOptions:
     fake: bool
     threads: int
     """CPU threads per worker."""
+    cores: tuple[int, ...] = ()
+    """Cores that workers are bound to, each to its own; none: the system places their threads."""
     worker_flags: tuple[str, ...] = ()
     """Handed to each worker as they are."""
     worker_port: int = FIRST_WORKER_PORT
@@ -48,13 +50,23 @@ def redis_setting(url: str) -> dict[str, str]:
     return {"HEADWATER_REDIS__URL": url}
 
 
+def own_cores(options: ClusterOptions, index: int) -> tuple[str, ...]:
+    """Flags that bind worker ``index`` to its share of the cores, if that was asked for."""
+    if not options.cores:
+        return ()
+    first = index * options.threads
+    own = options.cores[first : first + options.threads]
+    return ("--pin", ",".join(map(str, own)))
+
+
 def worker_specs(options: ClusterOptions, redis_url: str, logs: Path) -> list[ChildSpec]:
     """One child per worker, with its share of the cores."""
     specs = []
     for index in range(options.workers):
         flags = ["--port", str(options.worker_port + index)]
         model = "fake" if options.fake else options.model
-        flags += ["--model", model, "--threads", str(options.threads), *options.worker_flags]
+        flags += ["--model", model, "--threads", str(options.threads)]
+        flags += [*own_cores(options, index), *options.worker_flags]
         # several workers share the cores: threads that spin while they wait for each other would
         # halve everybody's speed
         env = {"GOMP_SPINCOUNT": "0", "OMP_NUM_THREADS": str(options.threads)}

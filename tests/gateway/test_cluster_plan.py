@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from gateway.cli.up import up
 from gateway.cluster.child import ChildSpec
 from gateway.cluster.plan import (
     ClusterOptions,
@@ -12,6 +16,7 @@ from gateway.cluster.plan import (
     worker_specs,
     worker_urls,
 )
+from shared.errors import ConfigError
 
 OPTIONS = ClusterOptions(
     workers=3, gateways=2, port=9000, model="some/dir", policy="random", fake=False, threads=4
@@ -47,6 +52,21 @@ def test_each_worker_gets_its_model_and_its_share_of_the_cores() -> None:
         assert spec.argv[spec.argv.index("--model") + 1] == "some/dir"
         assert spec.argv[spec.argv.index("--threads") + 1] == "4"
         assert spec.env["GOMP_SPINCOUNT"] == "0"
+
+
+def test_workers_are_bound_to_cores_of_their_own_on_request() -> None:
+    def pins(options: ClusterOptions) -> list[str]:
+        argvs = [spec.argv for spec in worker_specs(options, "none", Path("x"))]
+        return [argv[argv.index("--pin") + 1] for argv in argvs if "--pin" in argv]
+
+    assert pins(OPTIONS) == []
+    bound = replace(OPTIONS, threads=2, cores=(1, 2, 3, 5, 6, 7, 9))
+    assert pins(bound) == ["1,2", "3,5", "6,7"]
+
+
+def test_more_bound_workers_than_cores_are_a_wrong_setting() -> None:
+    with pytest.raises(ConfigError, match=r"--pin.*100000 workers"):
+        up(workers=100_000, pin=True)
 
 
 def test_the_policy_reaches_every_gateway() -> None:

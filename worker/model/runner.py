@@ -36,6 +36,7 @@ from worker.model.selfcheck import check_against_plain
 from worker.model.speedups import compile_model, decode_recorder
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel, load_model
+from worker.placement import allowed_cores, pinned_cores
 from worker.runner import RunnerError, StepPlan, StepResult
 
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
@@ -56,6 +57,8 @@ class AttentionCounts:
 class TorchRunner:
     """``worker.runner.Runner`` over one loaded model. Called from one thread at a time.
 
+    ``cores``: those that the thread which calls :meth:`run`, and the threads that help it, keep to;
+    empty: any.
     ``rng`` draws for requests without a seed; by default it is seeded by the system.
     """
 
@@ -67,6 +70,7 @@ class TorchRunner:
         *,
         host_blocks: int = 0,
         threads: int = 0,
+        cores: frozenset[int] = frozenset(),
         rng: Random | None = None,
         max_lora_rank: int = 64,
         decode_kernel: DecodeKernel | None = None,
@@ -76,7 +80,8 @@ class TorchRunner:
         self._loaded = loaded
         self._model = loaded.model
         self._model.set_attn_implementation(ATTENTION)
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._cores = cores
+        self._threads = threads or len(cores or allowed_cores() or ()) or os.cpu_count() or 1
         self._owner: int | None = None
         self._pool = _allocate(loaded, n_blocks, block_size, zeroed=record is not None)
         self._layout = Layout(
@@ -97,7 +102,9 @@ class TorchRunner:
         cls, model: ModelConfig, cache: CacheConfig, progress: Progress = lambda _: None
     ) -> Self:
         """Load, check and size everything. Raises ``ConfigError`` with the reason."""
-        threads = model.threads or len(os.sched_getaffinity(0))
+        allowed = allowed_cores()
+        cores = pinned_cores(model.pin, allowed)
+        threads = model.threads or len(cores or allowed or ()) or os.cpu_count() or 1
         torch.set_num_threads(threads)
         loaded = load_model(
             model.path,
@@ -124,6 +131,7 @@ class TorchRunner:
             cache.block_size,
             host_blocks=host_blocks,
             threads=threads,
+            cores=cores,
             max_lora_rank=rank,
             decode_kernel=_decode_kernel(loaded, model, threads),
             record=record,
@@ -294,6 +302,8 @@ class TorchRunner:
     def _adopt_thread(self) -> None:
         """OpenMP counts threads per calling thread: tell it when another thread first calls."""
         if self._owner != threading.get_ident():
+            if self._cores:  # before OpenMP starts this thread's helpers, which inherit it
+                os.sched_setaffinity(0, self._cores)
             torch.set_num_threads(self._threads)
             self._owner = threading.get_ident()
 

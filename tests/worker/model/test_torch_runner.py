@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,8 @@ from worker.model.batch import Layout, build_batch, chunked
 from worker.model.kernels.base import Chunked
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.runner import TorchRunner
-from worker.runner import Runner, RunnerError, StepPlan
+from worker.runner import Chunk, Runner, RunnerError, StepPlan
+from worker.sequence import SamplingParams
 
 pytestmark = pytest.mark.torch
 
@@ -40,6 +42,25 @@ def test_load(folder: Path) -> None:
     assert runner.eos_token_ids == {130}
     runner.forget("never seen")
     runner.close()
+
+
+def test_only_the_thread_that_runs_steps_is_bound_to_cores(folder: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    config = ModelConfig(path=str(folder), device="cpu", pin=str(max(allowed)))
+    runner = TorchRunner.load(config, CacheConfig(kv_blocks=2))
+    assert runner._threads == 1
+    seen: list[set[int]] = []
+
+    def engine() -> None:
+        params = SamplingParams(temperature=0)
+        runner.run(StepPlan((Chunk("x", 0, (1, 2, 3), (0,), True, params),)))
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    thread.join()
+    assert seen == [{max(allowed)}]
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_kv_blocks_fill_a_share_of_free_memory(
