@@ -48,7 +48,7 @@ class HostTier:
         """Whether blocks may move; false where loading one takes longer than computing it."""
         self.journal = NetJournal(Tier.HOST)
         self.n_dropped = 0
-        """Contents that had to make room since the start."""
+        """Contents that had to make room for others since the start."""
         self._tree = tree
         self._nodes: list[Node | None] = [None] * n_slots
         self._lru: dict[int, None] = {}  # insertion order = order in which contents are dropped
@@ -115,7 +115,6 @@ class HostTier:
         """Forget all descendants of a node that is about to be cut. O(those)."""
         for lost in node.family()[1:]:
             self.give_up(lost)
-            self.n_dropped += 1
 
     def clear(self) -> None:
         """Forget all contents. Copies that are pending stay: held device blocks may need them."""

@@ -58,6 +58,7 @@ class Scheduler:
         self._eos = eos_token_ids
         self._pace = Pace(max_step_ms / 1000)
         self._host_pace = HostPace()
+        self._dropped = 0
         self._sequences: dict[str, Sequence] = {}
         self._blocks = SequenceBlocks(pool)
         self._running: dict[str, Sequence] = {}
@@ -348,9 +349,11 @@ class Scheduler:
 
     def _count_copies(self, plan: StepPlan, seconds: float) -> None:
         out = sum(copy.source is Tier.GPU for copy in plan.copies)
+        loaded, dropped = len(plan.copies) - out, self.pool.host.n_dropped
         self.counters.blocks_moved_out += out
-        self.counters.blocks_moved_in += len(plan.copies) - out
-        self._host_pace.observe(len(plan.copies), seconds)
+        self.counters.blocks_moved_in += loaded
+        self._host_pace.observe(out + loaded, seconds, loaded, dropped - self._dropped)
+        self._dropped = dropped
 
     def _count(self, seq: Sequence, chunk: Chunk) -> None:
         if chunk.sample:

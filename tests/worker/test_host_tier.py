@@ -175,7 +175,7 @@ def test_who_shares_what_a_lost_step_was_to_load_starts_again() -> None:
 
 
 @pytest.mark.parametrize(("copy_s", "used"), [(0.001, True), (0.1, False)])
-def test_the_tier_is_used_only_where_a_copy_is_quicker_than_computing(
+def test_the_tier_is_used_only_where_loading_is_quicker_than_computing(
     copy_s: float, used: bool
 ) -> None:
     rng = random.Random(7)
@@ -195,10 +195,22 @@ def test_the_tier_is_used_only_where_a_copy_is_quicker_than_computing(
 def test_a_closed_tier_gets_another_chance() -> None:
     pace = HostPace()
     assert pace.pays(0.5), "nothing is measured yet"
-    pace.observe(10, 10.0)
+    pace.observe(10, 10.0, 5, 0)
     assert pace.pays(0.0), "the pace of computing is not known yet"
     assert not any(pace.pays(0.5) for _ in range(RETRY_STEPS - 1))
     assert pace.pays(0.5)
-    pace.observe(10, 1.0)
+    pace.observe(10, 1.0, 5, 0)
     assert pace.pays(0.5)
     assert pace.blocks_per_s == pytest.approx(10)
+
+
+def test_what_is_copied_out_in_vain_counts_against_the_tier() -> None:
+    pace = HostPace()
+    pace.observe(100, 10.0, 40, 0)
+    assert pace.s_per_load == pytest.approx(0.2)
+    assert pace.pays(0.25)
+    pace.observe(1000, 100.0, 100, 900)
+    assert pace.s_per_load > 0.5
+    assert not pace.pays(0.25)
+    pace.observe(0, 0.0, 40_000, 0)
+    assert pace.pays(0.25)
