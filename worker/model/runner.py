@@ -57,8 +57,6 @@ class AttentionCounts:
 class TorchRunner:
     """``worker.runner.Runner`` over one loaded model. Called from one thread at a time.
 
-    ``cores``: those that the thread which calls :meth:`run`, and the threads that help it, keep to;
-    empty: any.
     ``rng`` draws for requests without a seed; by default it is seeded by the system.
     """
 
@@ -70,7 +68,6 @@ class TorchRunner:
         *,
         host_blocks: int = 0,
         threads: int = 0,
-        cores: frozenset[int] = frozenset(),
         rng: Random | None = None,
         max_lora_rank: int = 64,
         decode_kernel: DecodeKernel | None = None,
@@ -80,8 +77,9 @@ class TorchRunner:
         self._loaded = loaded
         self._model = loaded.model
         self._model.set_attn_implementation(ATTENTION)
-        self._cores = cores
-        self._threads = threads or len(cores or allowed_cores() or ()) or os.cpu_count() or 1
+        self._cores: frozenset[int] = frozenset()
+        """Those that the thread which calls :meth:`run`, and its helpers, keep to; empty: any."""
+        self._threads = threads or len(allowed_cores() or ()) or os.cpu_count() or 1
         self._owner: int | None = None
         self._pool = _allocate(loaded, n_blocks, block_size, zeroed=record is not None)
         self._layout = Layout(
@@ -131,11 +129,11 @@ class TorchRunner:
             cache.block_size,
             host_blocks=host_blocks,
             threads=threads,
-            cores=cores,
             max_lora_rank=rank,
             decode_kernel=_decode_kernel(loaded, model, threads),
             record=record,
         )
+        runner._cores = cores
         try:
             runner.check()
         except Unsupported as error:
