@@ -4,9 +4,10 @@
     python bench/lora.py --rank 8 --targets q_proj,v_proj
 
 Two steps are measured, in turns: 16 sequences that decode at a context of 512, and one prompt of
-512 tokens (with 4 adapters: 4 chunks of 128). "peft" is the same packed step through a model that
-PEFT has wrapped, which takes one adapter for all rows at most: its own mixed batches give each
-*row of a padded batch* an adapter, and a packed step is a batch of one.
+512 tokens (with 4 adapters: 4 chunks of 128, beside 4 plain ones). "peft" is the same packed step
+through a model that PEFT has wrapped, which takes one adapter for all rows at most: its own mixed
+batches give each *row of a padded batch* an adapter, and a packed step is a batch of one. PEFT
+needs weights that it can read, so its ratio is to the plain step over weights in plain layout.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from typing import Any
 import peft
 import torch
 
+from worker.config import CacheConfig, ModelConfig
 from worker.model.runner import TorchRunner
-from worker.model.weights import LoadedModel, load_model
+from worker.model.weights import load_model
 from worker.runner import Chunk, StepPlan
 from worker.sequence import SamplingParams
 
 BATCH, CONTEXT, PROMPT, BLOCK = 16, 512, 512, 16
 NAMES = ("a", "b", "c", "d")
+ROOM = BATCH * (CONTEXT // BLOCK + 2)
 GREEDY = SamplingParams(temperature=0.0)
 
 Step = Callable[[], object]
@@ -67,15 +70,16 @@ def adapter(model: Any, folder: Path, rank: int, targets: str) -> None:
 
 def peft_runner(path: str, folder: Path) -> TorchRunner:
     """A model of its own with one adapter, put in by PEFT."""
-    loaded = load_model(path)
+    loaded = load_model(path, pack=False)
     wrapped = peft.PeftModel.from_pretrained(loaded.model, str(folder))
     wrapped.eval()
-    return runner_of(loaded)
+    return TorchRunner(loaded, ROOM, BLOCK, threads=1)
 
 
-def runner_of(loaded: LoadedModel) -> TorchRunner:
-    """A runner with room for every step here."""
-    return TorchRunner(loaded, BATCH * (CONTEXT // BLOCK + 2), BLOCK, threads=1)
+def runner(path: str, *, pack: bool = True) -> TorchRunner:
+    """A runner as a worker has it."""
+    model = ModelConfig(path=path, threads=1, pack_weights=pack)
+    return TorchRunner.load(model, CacheConfig(kv_blocks=ROOM, block_size=BLOCK))
 
 
 def measure(steps: dict[str, Step], rounds: int, repeat: int) -> dict[str, float]:
@@ -91,6 +95,11 @@ def measure(steps: dict[str, Step], rounds: int, repeat: int) -> dict[str, float
     return {name: statistics.median(times) for name, times in seen.items()}
 
 
+def peft_ratio(times: dict[str, float]) -> float:
+    """PEFT's step over the plain one on the same weights."""
+    return times["peft, 1 adapter"] / times["not packed, none"]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -102,10 +111,14 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in NAMES:
-            adapter(load_model(asked.model).model, Path(folder, name), asked.rank, asked.targets)
-        bare = runner_of(load_model(asked.model))
-        ours = runner_of(load_model(asked.model))
-        ours.adapters.survey(ours.logits, ours.block_size, ours.n_blocks)
+            adapter(
+                load_model(asked.model, pack=False).model,
+                Path(folder, name),
+                asked.rank,
+                asked.targets,
+            )
+        bare, ours = runner(asked.model), runner(asked.model)
+        unpacked = runner(asked.model, pack=False)
         for name in NAMES:
             ours.adapters.install(name, ours.adapters.read(str(Path(folder, name))))
         peers = peft_runner(asked.model, Path(folder, NAMES[0]))
@@ -117,6 +130,7 @@ def main() -> None:
                 "1 adapter": lambda d=decode: ours.run(plan(NAMES[:1], decode=d)),
                 "4 adapters": lambda d=decode: ours.run(plan(NAMES, decode=d)),
                 "4 chunks, none asked": lambda d=decode: bare.run(plan(("",) * 4, decode=d)),
+                "not packed, none": lambda d=decode: unpacked.run(plan((), decode=d)),
                 "peft, 1 adapter": lambda d=decode: peers.run(plan((), decode=d)),
             }
             times = measure(steps, asked.rounds, 5 if decode else 1)
@@ -124,6 +138,7 @@ def main() -> None:
             print(f"{kind}: {base * 1e3:.1f} ms of CPU without adapters")
             for name, seconds in times.items():
                 print(f"  {name:22} {seconds / base:.3f}")
+            print(f"  {'peft to not packed':22} {peft_ratio(times):.3f}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -28,6 +29,8 @@ from worker.sequence import SamplingParams
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _SURVEY_TOKENS = 7
+_PRODUCT_TOLERANCE = 0.03
+"""Relative; what int8 and bfloat16 stay under."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +209,16 @@ class LoraStore:
         kept: dict[str, Tensor] = {}
         own = dict(self._model.named_parameters())
         for key, tensor in tensors.items():
-            weight = own.get(key.removeprefix(_PREFIX).replace(".base_layer.", "."))
-            if weight is None:
+            name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+            weight, module = own.get(name), self._linear.get(name.removesuffix(".weight"))
+            if weight is not None:
+                same = torch.equal(tensor.to(weight.device, weight.dtype), weight)
+            elif module is not None:  # its weight is packed or quantized: only products tell
+                same = _multiplies_as(module, tensor.to(self._model.device, self._model.dtype))
+            else:
                 kept[key] = tensor
-            elif not torch.equal(tensor.to(weight.device, weight.dtype), weight):
+                continue
+            if not same:
                 raise AdapterRefused(f"it changes a weight of the model itself: {key!r}")
         return kept
 
@@ -303,6 +312,19 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
         return module.nx, module.nf
     n_in, n_out = getattr(module, "in_features", None), getattr(module, "out_features", None)
     return (n_in, n_out) if isinstance(n_in, int) and isinstance(n_out, int) else None
+
+
+def _multiplies_as(module: nn.Module, weight: Tensor) -> bool:
+    """Whether a layer without a readable weight has this one, as far as its precision tells."""
+    if _sizes(module) != (weight.shape[-1], weight.shape[0]):
+        return False
+    rows = torch.linspace(-1, 1, 8 * weight.shape[-1], device=weight.device, dtype=weight.dtype)
+    rows = rows.reshape(8, -1).sin()
+    bias: Any = getattr(module, "bias", None)
+    with torch.inference_mode():
+        # past the instance, whose forward is another one while the engine runs a step
+        got, wanted = type(module).forward(module, rows), functional.linear(rows, weight, bias)
+    return float((got - wanted).norm()) <= _PRODUCT_TOLERANCE * float(wanted.norm())
 
 
 def _noting(rows: list[int]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

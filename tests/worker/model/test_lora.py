@@ -18,7 +18,10 @@ from safetensors.torch import load_file, save_file
 from shared.blocks import Scope
 from shared.paging import BlockPool
 from worker.adapterfiles import AdapterRefused
-from worker.runner import RunnerError, StepPlan
+from worker.model.packed import LEAST_ROWS, pack_linears
+from worker.model.runner import TorchRunner
+from worker.model.weights import describe
+from worker.runner import Chunk, RunnerError, StepPlan
 from worker.scheduler import Scheduler
 from worker.sequence import SamplingParams
 from worker.sequence import Sequence as Generation
@@ -30,6 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:::peft"),
 ]
 SIZE, NEW = 8, 10
+GREEDY = SamplingParams(temperature=0, ignore_eos=True, max_tokens=NEW)
 EVERY_LINEAR: dict[str, Any] = {"target_modules": "all-linear"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"target_modules": ["q_proj", "v_proj", "down_proj"]},
@@ -247,6 +251,30 @@ def test_an_adapter_can_come_and_go(llama: Served, tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="late"):
         llama.run([("late", prompt_of(30))])
     llama.check(llama.run([("a", prompt_of(30))]))
+
+
+def test_an_adapter_of_the_output_layer_on_packed_weights(
+    driver: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = driver("llama", block_size=SIZE, n_blocks=20).loaded.model.to(torch.float32)
+    reference = make_adapter(model, tmp_path / "x", 1, target_modules=["lm_head", "down_proj"])
+    packed = replace(describe(model), least_rows=LEAST_ROWS)
+    assert pack_linears(model)
+    runner = TorchRunner(packed, 20, SIZE, threads=1)
+    runner.adapters.survey(runner.logits, 20 * SIZE, LEAST_ROWS)
+    runner.adapters.install("x", runner.adapters.read(str(tmp_path / "x")))
+    prompt = tuple(prompt_of(21))
+    chunk = Chunk("x", 0, prompt, (0, 1, 2), True, GREEDY, adapter="x")
+    ours = runner.logits(StepPlan((chunk,)))[0]
+    with torch.inference_mode():
+        wanted = reference(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1]
+    assert float((ours - wanted).abs().max() / wanted.abs().max()) < 1e-4
+    path = tmp_path / "x" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = "base_model.model.lm_head.base_layer.weight"
+    save_file({**tensors, name: tensors[name] * 1.1}, path)
+    with pytest.raises(AdapterRefused, match="lm_head"):
+        runner.adapters.read(str(tmp_path / "x"))
 
 
 # ---- what is refused ----
