@@ -33,9 +33,9 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from worker.model.quantize import quantized
+from worker.config import CacheConfig, ModelConfig
 from worker.model.runner import TorchRunner
-from worker.model.weights import LoadedModel, load_model
+from worker.model.weights import LoadedModel
 from worker.runner import Chunk, StepPlan
 from worker.sequence import SamplingParams
 
@@ -178,6 +178,7 @@ def speed(runners: dict[str, TorchRunner], rounds: int) -> dict[str, Any]:
         medians = {variant: round(statistics.median(ms), 2) for variant, ms in times.items()}
         first, second = medians.values()
         found[name] = {"cpu_ms": medians, "ratio": round(first / second, 2)}
+        print(name, found[name], file=sys.stderr, flush=True)
     return found
 
 
@@ -192,12 +193,20 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    models = {
-        "float32": load_model(options.model, "cpu", "float32"),
-        "int8": quantized(load_model(options.model, "cpu", "float32"), BLOCK),
+    runners = {
+        name: TorchRunner.load(
+            ModelConfig(
+                path=options.model,
+                device="cpu",
+                dtype="float32",
+                quantize=quantize,
+                threads=options.threads,
+            ),
+            CacheConfig(kv_blocks=16 * (CONTEXT // BLOCK + 1), block_size=BLOCK),
+        )
+        for name, quantize in (("float32", "none"), ("int8", "int8"))
     }
-    blocks = 16 * (CONTEXT // BLOCK + 1)
-    runners = {n: TorchRunner(m, blocks, BLOCK, threads=options.threads) for n, m in models.items()}
+    models = {name: runner._loaded for name, runner in runners.items()}
     for runner in runners.values():
         for layer in runner.pool.layers.values():
             layer.keys.normal_()

@@ -165,7 +165,8 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
 def quantize_linears(model: nn.Module) -> int:
     """Replace every linear layer under ``model``; returns how many there were.
 
-    Raises ``Unsupported``, before anything is changed, if the model keeps weights elsewhere.
+    Raises ``Unsupported`` if there are none and, before anything is changed, if the model keeps
+    weights elsewhere.
     """
     check_covered(model)
     replaced = 0
@@ -177,6 +178,8 @@ def quantize_linears(model: nn.Module) -> int:
                 for name, layer in zip(names, _quantized(layers), strict=True):
                     setattr(parent, name, layer)
                 replaced += len(names)
+    if not replaced:
+        raise Unsupported("int8 covers plain linear layers only, and there are none")
     return replaced
 
 

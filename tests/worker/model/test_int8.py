@@ -23,7 +23,7 @@ from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
 from worker.model.selfcheck import check_against_plain, distance
 from worker.model.support import Unsupported
-from worker.model.weights import describe
+from worker.model.weights import describe, with_packed_weights
 from worker.runner import Chunk, StepPlan
 from worker.sequence import SamplingParams
 
@@ -149,6 +149,15 @@ def test_the_stand_in_looks_like_the_layer() -> None:
     assert isinstance(module.q_proj, nn.Linear)
     assert (module.q_proj.in_features, module.q_proj.out_features) == (16, 24)
     assert list(module.parameters()) == []
+
+
+def test_layers_that_are_packed_already_are_not_taken_for_quantized(
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+) -> None:
+    loaded = describe(model_of(config_of_kind("llama"), torch.float32))
+    with_packed_weights(loaded)
+    with pytest.raises(ConfigError, match=r"model\.quantize.*there are none"):
+        quantized(loaded, 5)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
