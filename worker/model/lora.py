@@ -98,8 +98,10 @@ class _Rows:
 class LoraStore:
     """``worker.adapterstore.AdapterStore`` of one model."""
 
-    def __init__(self, model: PreTrainedModel, max_rank: int) -> None:
-        self._model, self._max_rank = model, max_rank
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.max_rank = 64
+        """Adapters beyond it are refused."""
         self._rows = _Rows()
         self._linear: dict[str, nn.Module] = {}
         """Modules that an adapter may change, by name; see :meth:`survey`."""
@@ -140,7 +142,7 @@ class LoraStore:
 
     def read(self, folder: str) -> LoraWeights:
         """See :class:`worker.adapterstore.AdapterStore`."""
-        files = read_folder(folder, self._max_rank)
+        files = read_folder(folder, self.max_rank)
         try:
             tensors = safetensors.torch.load(files.weights)
         except (SafetensorError, ValueError, KeyError) as error:

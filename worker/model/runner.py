@@ -69,7 +69,6 @@ class TorchRunner:
         host_blocks: int = 0,
         threads: int = 0,
         rng: Random | None = None,
-        max_lora_rank: int = 64,
         decode_kernel: DecodeKernel | None = None,
         record: Recorder | None = None,
     ) -> None:
@@ -93,7 +92,7 @@ class TorchRunner:
         self.recorded = record and RecordedDecode(loaded, self._pool, record)
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
-        self.adapters = LoraStore(loaded.model, max_lora_rank)
+        self.adapters = LoraStore(loaded.model)
 
     @classmethod
     def load(
@@ -122,14 +121,12 @@ class TorchRunner:
             host_blocks = int(cache.host_gib * 2**30) // bytes_per_block(
                 loaded.layers, cache.block_size
             )
-        rank = model.max_lora_rank
         runner = cls(
             loaded,
             n_blocks,
             cache.block_size,
             host_blocks=host_blocks,
             threads=threads,
-            max_lora_rank=rank,
             decode_kernel=_decode_kernel(loaded, model, threads),
             record=record,
         )
@@ -139,6 +136,7 @@ class TorchRunner:
         except Unsupported as error:
             raise ConfigError("model.path", model.path, f"not supported: {error}") from error
         if model.max_loras:
+            runner.adapters.max_rank = model.max_lora_rank
             runner.adapters.survey(
                 runner.logits, runner.block_size * runner.n_blocks, loaded.least_rows
             )
