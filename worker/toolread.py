@@ -9,12 +9,10 @@ content. White space next to calls is not content.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import msgspec
-
+from worker.calljson import HEAD_CHARS, Call, JsonExtent, decode_call, head_of
 from worker.toolformat import CallStyle, ToolFormat
 
 
@@ -36,15 +34,6 @@ Part = str | Opened | Arguments
 """Content, or a piece of a call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call, put together."""
-
-    name: str
-    arguments: str
-    """A JSON object as the model wrote it; cut off if the answer was."""
-
-
 def gather(parts: Iterable[Part]) -> tuple[str, list[Call]]:
     """Content and calls of a whole answer."""
     content: list[str] = []
@@ -57,44 +46,6 @@ def gather(parts: Iterable[Part]) -> tuple[str, list[Call]]:
         else:
             content.append(part)
     return "".join(content), [Call(name, "".join(pieces)) for name, pieces in calls]
-
-
-_HEAD = re.compile(
-    r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{\s*["}])',
-    re.DOTALL,
-)
-"""A call up to its arguments, which must go on like an object."""
-HEAD_CHARS = 4096
-"""It is looked for in so much of a text."""
-
-
-class JsonExtent:
-    """Finds where a JSON object or list ends, piece by piece.
-
-    :param depth: how many of them are open already.
-    """
-
-    def __init__(self, depth: int = 0) -> None:
-        self._depth = depth
-        self._in_string = self._escaped = False
-
-    def feed(self, text: str) -> int | None:
-        """Index behind the end, if it lies in this piece. The first character opens the value."""
-        for index, char in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = char == "\\"
-                self._in_string = char != '"'
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return index + 1
-        return None
 
 
 class ToolReader:
@@ -196,10 +147,10 @@ class ToolReader:
         self._raw.append(text)
         if len(self._start) < HEAD_CHARS:
             self._start = (self._start + text)[:HEAD_CHARS]
-            head = _HEAD.match(self._start)
-            if head and _string(head[1]) in self._names:
-                rest = "".join(self._raw[self._body :])[head.end() :]
-                self._begin(_string(head[1]))
+            head = head_of(self._start)
+            if head is not None and head.name in self._names:
+                rest = "".join(self._raw[self._body :])[head.end :]
+                self._begin(head.name)
                 self._extent = JsonExtent()
                 self._state = self._arguments
                 return rest
@@ -320,48 +271,6 @@ class ToolReader:
     def _give(self) -> list[Part]:
         parts, self._parts = self._parts, []
         return parts
-
-
-class _Written(msgspec.Struct):
-    """A call as models write it."""
-
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"")
-    parameters: msgspec.Raw = msgspec.Raw(b"")
-
-
-def decode_call(text: str, names: frozenset[str]) -> Call | None:
-    """The call in a complete JSON text; None if it is anything else."""
-    try:
-        written = msgspec.json.decode(text, type=_Written)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-    arguments = _arguments(bytes(written.arguments) or bytes(written.parameters))
-    if written.name not in names or arguments is None:
-        return None
-    return Call(written.name, arguments)
-
-
-def _string(quoted: str) -> str:
-    """The value of a JSON string; empty, which no function is called, if it is none."""
-    try:
-        return msgspec.json.decode(quoted, type=str)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return ""
-
-
-def _arguments(raw: bytes) -> str | None:
-    """The text of an object; some models write it as a string. None for anything else."""
-    if raw in (b"", b"null"):
-        return "{}"
-    if raw.startswith(b'"'):
-        raw = msgspec.json.decode(raw, type=str).encode()
-        try:
-            msgspec.json.decode(raw)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-        raw = raw.strip()
-    return raw.decode() if raw.startswith(b"{") else None
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -19,7 +19,8 @@ PURE = """
     shared/blocks.py shared/checks.py shared/deadline.py shared/errors.py shared/events.py
     shared/freelist.py shared/hosttier.py shared/jsonsplice.py shared/lifetimes.py shared/load.py
     shared/openai.py shared/paging.py shared/pagingevents.py shared/prefixtree.py
-    shared/rediskeys.py shared/sse.py shared/types.py worker/config.py worker/deadlines.py
+    shared/rediskeys.py shared/sse.py shared/types.py worker/calljson.py
+    worker/config.py worker/deadlines.py
     worker/detokenise.py worker/drive.py worker/guide.py worker/hostpace.py worker/lark.py
     worker/logprobshape.py worker/pace.py worker/probe.py worker/runner.py worker/scheduler.py
     worker/seqblocks.py worker/sequence.py

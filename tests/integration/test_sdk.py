@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -139,6 +140,61 @@ def test_the_node_client(up: Up) -> None:
     assert (seen["error"]["status"], seen["error"]["code"]) == (404, "model_not_found")
     assert 3 <= seen["abortedAfter"] < 400  # chunks that had arrived by then may still come
     until(lambda: inflight(up) == 0, 2)
+
+
+SAID = [
+    ("weather", '{"city": "Oslo", "days": [1, 2]}'),
+    ("weather", '{"city": "Ørsta 🌍 </tool_call>"}'),
+    ("now", "{}"),
+]
+TOOLS: Any = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+TOOL_REQUEST: dict[str, Any] = {
+    "messages": MESSAGES,
+    "tools": TOOLS,
+    "max_tokens": 600,
+    "seed": 3,
+}
+TEXT = "Well.\n" + "\n".join(
+    f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>' for name, text in SAID
+)
+
+
+def test_the_node_client_and_tool_calls(up: Up) -> None:
+    node = shutil.which("node")
+    assert node is not None, "node is missing; `make setup` installs it"
+    request = {**TOOL_REQUEST, "guided_choice": [TEXT]}
+    done = subprocess.run(
+        [node, str(NODE_TESTS / "tools.mjs"), f"{up.url}/v1", "fake", json.dumps(request)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["whole"] == {
+        "finish": "tool_calls",
+        "content": "Well.",
+        "calls": [{"name": name, "arguments": text} for name, text in SAID],
+    }
+    streamed = seen["streamed"]
+    assert [(call["name"], call["arguments"]) for call in streamed["calls"]] == SAID
+    assert (streamed["finish"], streamed["content"]) == ("tool_calls", "Well.")
+    assert seen["pieces"] > 30
+
+
+def test_the_python_client_and_tool_calls(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="fake", **TOOL_REQUEST, extra_body={"guided_choice": [TEXT]}
+    ) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    (choice,) = final.choices
+    calls = [call.function for call in choice.message.tool_calls or ()]
+    assert [(call.name, call.arguments) for call in calls] == SAID
+    assert choice.finish_reason == "tool_calls"
+    assert events.count("tool_calls.function.arguments.delta") > 30
+    assert events.count("tool_calls.function.arguments.done") == 3
 
 
 def test_the_example_conversation(up: Up) -> None:

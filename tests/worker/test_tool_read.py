@@ -11,8 +11,9 @@ from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.calljson import Call
 from worker.toolformat import HERMES, LLAMA, MISTRAL, ToolFormat, format_of
-from worker.toolread import Arguments, Call, Opened, Part, ToolReader, gather
+from worker.toolread import Arguments, Opened, Part, ToolReader, gather
 
 NAMES = frozenset({"f", "get_weather"})
 F1 = Call("f", '{"a": 1}')
