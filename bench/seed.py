@@ -18,8 +18,8 @@ from lab import prose
 from same_text import worker
 
 NEIGHBOURS = 7
-NEW = 48
-ROUNDS = 3
+NEW = 32
+ROUNDS = 2
 SMALL_POOL = 24
 """KV blocks: two or three of the eight fit."""
 PREEMPTIONS = "headwater_engine_preemptions_total"

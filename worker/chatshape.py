@@ -46,14 +46,17 @@ class ChatShape:
         shown: Shown = JUST_THE_ANSWER,
     ) -> None:
         self._head, self._calls, self._shown = head, calls, shown
-        self._form = LogprobForm(tokens)
+        self._form = LogprobForm(tokens, as_ids=shown.as_ids)
         self._readers: dict[int, ToolReader] = {}
         self._called: dict[int, int] = {}
         """Calls streamed so far, by choice."""
 
     def opening(self, index: int, delta: Delta) -> list[Json]:
         """The role."""
-        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
+        chunk = self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        if self._shown.token_ids:
+            chunk["prompt_token_ids"] = list(self._shown.prompt(0))
+        return [chunk]
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
         """Text, calls, and on its own the finish reason."""
@@ -62,7 +65,8 @@ class ChatShape:
         if delta.logprobs is not None:
             logprobs = self._form.chat(list(zip(delta.token_ids, delta.logprobs, strict=True)))
         parts = self._parts(index, delta)
-        if delta.logprobs and not any(isinstance(part, str) for part in parts):
+        unseen = delta.logprobs or (self._shown.token_ids and delta.token_ids)
+        if unseen and not any(isinstance(part, str) for part in parts):
             parts = ["", *parts]
         for part in parts:
             if isinstance(part, str):
@@ -74,6 +78,9 @@ class ChatShape:
         if delta.finish is not None:
             finish = _finish(delta.finish, self._called.get(index, 0))
             chunks.append(self._chunk(index, {}, None, finish))
+        if self._shown.token_ids and chunks:
+            # those of all that the delta shows, once
+            chunks[0]["choices"][0]["token_ids"] = list(delta.token_ids)
         return chunks
 
     def closing(self, answers: Sequence[Answer]) -> list[Json]:
@@ -87,6 +94,8 @@ class ChatShape:
         scores, n = answers[0].prompt_logprobs, self._shown.prompt_logprobs
         if scores is not None and n is not None:
             body["prompt_logprobs"] = self._form.prompt(self._shown.prompt(0), scores, n)
+        if self._shown.token_ids:
+            body["prompt_token_ids"] = list(self._shown.prompt(0))
         return body
 
     def _choice(self, index: int, answer: Answer) -> Json:
@@ -103,7 +112,9 @@ class ChatShape:
                 self._call(index, number, call.name, call.arguments)
                 for number, call in enumerate(calls)
             ]
+        ids = {"token_ids": answer.token_ids} if self._shown.token_ids else {}
         return {
+            **ids,
             "index": index,
             "message": message,
             "logprobs": self._form.chat(answer.entries) if answer.entries else None,

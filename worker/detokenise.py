@@ -84,7 +84,9 @@ class StopMatcher:
     """Gives out text up to the first stop string to be complete; of several that end together, the
     longest. What may be the beginning of one is held back."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """``include``: the stop string itself is given out too."""
+        self._include = include
         if not all(stops):
             raise ValueError("a stop string is empty")
         self._stops = tuple(stops)
@@ -101,9 +103,9 @@ class StopMatcher:
             if (start := text.find(stop)) >= 0
         ]
         if found:
-            _, start, stop = min(found)
+            end, start, stop = min(found)
             self._held = ""
-            return Piece(text[:start], stop)
+            return Piece(text[: end if self._include else start], stop)
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return Piece(text[: len(text) - keep])
@@ -136,9 +138,11 @@ class AnswerText:
         stops: Sequence[str],
         min_tokens: int,
         shown: Mapping[int, str] = NOTHING_SHOWN,
+        *,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops, include=include_stop)
         self._min_tokens = min_tokens
         self._searching = min_tokens == 0
         self._shown = shown

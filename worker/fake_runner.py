@@ -244,7 +244,14 @@ class FakeRunner:
         mask = chunk.allowed(self.eos_token_ids)
         if mask is not None:
             return self._pick_allowed(draw, mask, params)
-        forced = [token for token, bias in params.logit_bias.items() if bias >= DECISIVE_BIAS]
+        forbidden = chunk.forbidden()
+        if chunk.output_len < params.min_tokens:
+            forbidden |= self.eos_token_ids | set(params.stop_token_ids)
+        forced = [
+            token
+            for token, bias in params.logit_bias.items()
+            if bias >= DECISIVE_BIAS and token not in forbidden and not _banned(token, params)
+        ]
         if forced:
             return max(forced, key=lambda token: (params.logit_bias[token], -token))
         may_end = not params.ignore_eos and chunk.output_len >= params.min_tokens
@@ -256,8 +263,10 @@ class FakeRunner:
         first = (draw >> 16) % len(words)
         for step in range(len(words)):
             token = words[(first + step) % len(words)]
-            if not _banned(token, params):
+            if token not in forbidden and not _banned(token, params):
                 return token
+        if params.allowed_token_ids:
+            return params.allowed_token_ids[first % len(params.allowed_token_ids)]
         raise RunnerError("logit_bias bans the whole vocabulary")
 
     def _pick_allowed(self, draw: int, mask: bytes, params: SamplingParams) -> int:
@@ -306,4 +315,6 @@ class FakeRunner:
 
 
 def _banned(token: int, params: SamplingParams) -> bool:
-    return params.logit_bias.get(token, 0.0) <= -DECISIVE_BIAS
+    allowed = params.allowed_token_ids
+    outside = bool(allowed) and token not in allowed
+    return outside or params.logit_bias.get(token, 0.0) <= -DECISIVE_BIAS

@@ -51,8 +51,9 @@ class Offsets:
 class LogprobForm:
     """How one response names tokens."""
 
-    def __init__(self, tokens: TokenText) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: TokenText, *, as_ids: bool = False) -> None:
+        """``as_ids``: as ``token_id:17`` instead of by their text."""
+        self._tokens, self._as_ids = tokens, as_ids
 
     def chat(self, entries: Sequence[tuple[int, TokenLogprob]]) -> Json:
         """The ``logprobs`` of a chat choice."""
@@ -114,7 +115,7 @@ class LogprobForm:
         }
 
     def _name(self, token: int) -> str:
-        return self._tokens.text_of(token)
+        return f"token_id:{token}" if self._as_ids else self._tokens.text_of(token)
 
 
 def finite(logprob: float) -> float:

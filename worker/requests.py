@@ -33,7 +33,9 @@ SUPPORTED = frozenset(
     "stop_token_ids presence_penalty frequency_penalty repetition_penalty logit_bias logprobs "
     "top_logprobs max_tokens max_completion_tokens min_tokens ignore_eos echo cache_salt tools "
     "tool_choice parallel_tool_calls add_generation_prompt continue_final_message "
-    "chat_template_kwargs add_special_tokens priority prompt_logprobs".split()
+    "chat_template_kwargs add_special_tokens priority prompt_logprobs "
+    "include_stop_str_in_output skip_special_tokens allowed_token_ids bad_words return_token_ids "
+    "return_tokens_as_token_ids".split()
 ).union(FIELDS)
 WITHOUT_EFFECT = frozenset(
     "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
@@ -42,15 +44,12 @@ WITHOUT_EFFECT = frozenset(
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # Known fields that are not supported, with the values that ask for nothing.
     "audio": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
     "guided_grammar": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -58,9 +57,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prompt_embeds": (),
     "reasoning_effort": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
@@ -98,6 +94,12 @@ class Ask:
     """vLLM's field; ``params`` has it too, or what an echo needs if that is more."""
     salt: str
     priority: int
+    bad_words: tuple[str, ...]
+    """Texts; ``params`` gets their tokens."""
+    specials: bool
+    """Special tokens are part of the text."""
+    token_ids: bool
+    as_ids: bool
     unknown: tuple[str, ...]
     form: GrammarSpec | None = None
     """What the answers must be, unless they are tool calls."""
@@ -118,6 +120,10 @@ def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
     params = replace(params, prompt_logprobs=scores)
     if fields.get("cache_salt") == "":
         raise BadRequest("'cache_salt' must not be empty.", param="cache_salt")
+    form = read_form(fields)
+    for name in ("allowed_token_ids", "bad_words"):
+        if form is not None and fields.get(name):
+            raise BadRequest(f"'{name}' and a form of the answer exclude each other.", param=name)
     known = SUPPORTED | WITHOUT_EFFECT | NEUTRAL.keys()
     return Ask(
         kind=request.kind,
@@ -130,8 +136,12 @@ def read_ask(request: GenerateRequest, limits: Limits) -> Ask:
         prompt_logprobs=prompt_logprobs,
         salt=fields.text("cache_salt") or "",
         priority=fields.integer("priority", -(2**31), 2**31 - 1) or 0,
+        bad_words=fields.texts("bad_words", MAX_STOPS),
+        specials=not fields.flag("skip_special_tokens", default=True),
+        token_ids=fields.flag("return_token_ids"),
+        as_ids=fields.flag("return_tokens_as_token_ids"),
         unknown=tuple(name for name in fields.names() if name not in known),
-        form=read_form(fields),
+        form=form,
         tools=read_tools(fields, chat=chat),
     )
 
@@ -200,6 +210,8 @@ def _params(
         logprobs=_chat_logprobs(fields) if chat else _completion_logprobs(fields),
         min_tokens=min_tokens,
         ignore_eos=fields.flag("ignore_eos"),
+        include_stop=fields.flag("include_stop_str_in_output"),
+        allowed_token_ids=_allowed(fields, limits),
     )
 
 
@@ -220,6 +232,12 @@ def _completion_logprobs(fields: Fields) -> int | None:
     if fields.get("logprobs") is False:
         return None
     return fields.integer("logprobs", 0, MAX_LOGPROBS)
+
+
+def _allowed(fields: Fields, limits: Limits) -> tuple[int, ...]:
+    if fields.get("allowed_token_ids") == []:
+        raise BadRequest("'allowed_token_ids' must not be empty.", param="allowed_token_ids")
+    return tuple(dict.fromkeys(fields.token_ids("allowed_token_ids", limits.vocab_size)))
 
 
 def _prompt_logprobs(fields: Fields, *, stream: bool) -> int | None:

@@ -35,6 +35,7 @@ class Answer:
     prompt: int
     """Index of its prompt within the request."""
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     entries: list[tuple[int, TokenLogprob]] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     finish: FinishReason | None = None
@@ -46,6 +47,7 @@ class Answer:
         """Take in the next delta."""
         if delta.text:
             self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
         if delta.logprobs is not None:
             self.entries.extend(zip(delta.token_ids, delta.logprobs, strict=True))
         if delta.prompt_logprobs is not None:
@@ -154,6 +156,10 @@ class Shown:
     """Text of each prompt, if it is repeated in front of the answer."""
     prompt_logprobs: int | None = None
     """Alternatives per prompt token, if they are shown in vLLM's form."""
+    token_ids: bool = False
+    """Ids of prompt and answer beside the text."""
+    as_ids: bool = False
+    """Log-probabilities name tokens by their ids."""
 
     def prompt(self, index: int) -> Sequence[int]:
         """The prompt of a choice."""
@@ -170,27 +176,35 @@ class CompletionShape:
 
     def __init__(self, head: Head, tokens: TokenText, shown: Shown = JUST_THE_ANSWER) -> None:
         self._head, self._tokens, self._shown = head, tokens, shown
-        self._form = LogprobForm(tokens)
+        self._form = LogprobForm(tokens, as_ids=shown.as_ids)
         self._offsets: dict[int, Offsets] = {}
 
     def opening(self, index: int, delta: Delta) -> list[Json]:
         """The prompt, if it is echoed."""
-        if not self._shown.echoes:
+        if not self._shown.echoes and not self._shown.token_ids:
             return []
         logprobs = None
         if delta.prompt_logprobs is not None:
             logprobs = self._logprobs(index, [], delta.prompt_logprobs)
-        return [self._chunk(index, self._echo(index), logprobs, None)]
+        chunk = self._chunk(index, self._echo(index), logprobs, None)
+        if self._shown.token_ids:
+            ids = {"prompt_token_ids": list(self._shown.prompt(index)), "token_ids": []}
+            chunk["choices"][0].update(ids)
+        return [chunk]
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
         """Text and finish reason together."""
-        if not delta.text and not delta.logprobs and delta.finish is None:
+        shown = delta.text or delta.logprobs or (self._shown.token_ids and delta.token_ids)
+        if not shown and delta.finish is None:
             return []
         logprobs = None
         if delta.logprobs is not None:
             entries = list(zip(delta.token_ids, delta.logprobs, strict=True))
             logprobs = self._logprobs(index, entries)
-        return [self._chunk(index, delta.text, logprobs, delta.finish)]
+        chunk = self._chunk(index, delta.text, logprobs, delta.finish)
+        if self._shown.token_ids:
+            chunk["choices"][0]["token_ids"] = list(delta.token_ids)
+        return [chunk]
 
     def closing(self, answers: Sequence[Answer]) -> list[Json]:
         """Usage, if wanted."""
@@ -214,6 +228,9 @@ class CompletionShape:
         if answer.entries:
             echoed = scores if self._shown.echoes else None
             choice["logprobs"] = self._logprobs(index, answer.entries, echoed)
+        if self._shown.token_ids:
+            choice["prompt_token_ids"] = list(self._shown.prompt(index))
+            choice["token_ids"] = answer.token_ids
         if self._shown.prompt_logprobs is not None and scores is not None:
             prompt = self._shown.prompt(index)
             choice["prompt_logprobs"] = self._form.prompt(

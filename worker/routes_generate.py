@@ -111,13 +111,20 @@ class GenerateRoutes:
         response_id = ("chatcmpl-" if chat else "cmpl-") + new_id()
         head = Head(response_id, int(self._service.wall()), model, ask.include_usage)
         echoes = _echoes(call, loaded.renderer) if ask.echo else ()
-        shown = Shown(prompts, ask.n, echoes, ask.prompt_logprobs)
+        shown = Shown(
+            prompts, ask.n, echoes, ask.prompt_logprobs, token_ids=ask.token_ids, as_ids=ask.as_ids
+        )
+        tokens = loaded.tokens.with_specials() if ask.specials else loaded.tokens
         shape: Shape
         if chat:
-            shape = ChatShape(head, loaded.tokens, _reading(ask, loaded), shown)
+            shape = ChatShape(head, tokens, _reading(ask, loaded), shown)
         else:
-            shape = CompletionShape(head, loaded.tokens, shown)
-        sequences = self._sequences(response_id, ask, prompts, adapter)
+            shape = CompletionShape(head, tokens, shown)
+        params = replace(ask.params, bad_words=_runs(ask.bad_words, loaded.renderer))
+        sequences = self._sequences(response_id, replace(ask, params=params), prompts, adapter)
+        if ask.specials:
+            shows = loaded.tokens.specials
+            sequences = tuple(replace(sequence, shown=shows) for sequence in sequences)
         sequences = tuple(replace(sequence, deadline=deadline) for sequence in sequences)
         return Job(ask, shape, await _in_form(ask, loaded, sequences))
 
@@ -158,11 +165,20 @@ async def _in_form(
     if ask.tools is not None:
         form = loaded.speech.grammar(ask.tools, form)
         shown = loaded.speech.shown
-        sequences = tuple(replace(sequence, shown=shown) for sequence in sequences)
+        sequences = tuple(
+            replace(sequence, shown={**sequence.shown, **shown}) for sequence in sequences
+        )
     if form is None:
         return sequences
     grammar = await asyncio.to_thread(loaded.grammars.compile, form)
     return tuple(replace(sequence, grammar=grammar) for sequence in sequences)
+
+
+def _runs(words: Sequence[str], renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+    """Tokens of each word, at the beginning of a text and after a space."""
+    written = [text for word in words for text in (word, " " + word.lstrip())]
+    runs = (tuple(renderer.encode_text(text, add_special_tokens=False)) for text in written)
+    return tuple(dict.fromkeys(run for run in runs if run))
 
 
 def _echoes(call: GenerateRequest, renderer: Renderer) -> list[str]:

@@ -58,6 +58,15 @@ class Chunk:
         mask = self.guide.allowed()
         return without(mask, ends) if ends else mask
 
+    def forbidden(self) -> set[int]:
+        """Last tokens of those ``bad_words`` that the answer so far has all the others of."""
+        said = self.context[self.prompt_len :]
+        return {
+            word[-1]
+            for word in self.params.bad_words
+            if len(word) <= len(said) + 1 and said[len(said) + 1 - len(word) :] == word[:-1]
+        }
+
     @property
     def decode(self) -> bool:
         """Whether this computes just the newest generated token."""

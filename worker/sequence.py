@@ -64,6 +64,12 @@ class SamplingParams:
     """The same for the prompt's tokens. Its whole prompt is computed then, whatever is cached."""
     min_tokens: int = 0
     ignore_eos: bool = False
+    include_stop: bool = False
+    """Whether the stop string, or the text of the token, that ended the answer is part of it."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If not empty, no other token is chosen."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that never become complete within the answer."""
 
     @property
     def greedy(self) -> bool:
@@ -77,6 +83,7 @@ class SamplingParams:
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
+            or bool(self.bad_words)
         )
 
 

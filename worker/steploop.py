@@ -105,7 +105,13 @@ class StepLoop(Generic[Target]):
             return
         detokenizer = self._detokenizer_factory(tuple(request.prompt_tokens))
         params = request.params
-        text = AnswerText(detokenizer, params.stop, params.min_tokens, request.shown)
+        text = AnswerText(
+            detokenizer,
+            params.stop,
+            params.min_tokens,
+            request.shown,
+            include_stop=params.include_stop,
+        )
         self._answers[request.id] = _Answer(seq, text, target)
 
     def abort(self, request_id: str) -> None:
@@ -221,7 +227,7 @@ class StepLoop(Generic[Target]):
         finish = out.finish
         reason: int | str | None = out.stop_token
         piece = Piece("")
-        if out.token is not None and out.stop_token is None:
+        if out.token is not None and (out.stop_token is None or out.seq.params.include_stop):
             piece = answer.text.push(out.token, out.seq.output_len)
         if piece.stop is None and finish is not None:
             piece = piece.followed_by(answer.text.finish())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from copy import copy
 
 from tokenizers import Tokenizer
 
@@ -31,6 +32,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._show = False
         decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
         self._alphabet = _byte_alphabet() if '"ByteLevel"' in decoder else {}
         self._falls_back = '"ByteFallback"' in decoder
@@ -52,8 +54,20 @@ class TokenText:
         return exact[1:] if exact.startswith(" ") and not text.startswith(" ") else exact
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token adds to the answer; empty for special tokens and unknown ids."""
-        return b"" if token in self._special else self._raw(token)
+        """What the token adds to the answer; empty for unknown ids, and special tokens unless they
+        are shown."""
+        return b"" if token in self._special and not self._show else self._raw(token)
+
+    def with_specials(self) -> TokenText:
+        """For an answer whose text shows special tokens."""
+        shown = copy(self)
+        shown._show = True
+        return shown
+
+    @property
+    def specials(self) -> dict[int, str]:
+        """All special tokens, as they are written."""
+        return {token: self._added[token] for token in self._special}
 
     def added_id(self, text: str) -> int | None:
         """The id of the added token that is written like this, if there is one."""

@@ -144,7 +144,6 @@ def test_null_is_the_same_as_absent(kind: RouteKind) -> None:
         ("guided_choice", ["a", 7]),
         ("guided_grammar", "root ::= x"),
         ("reasoning_effort", "low"),
-        ("bad_words", ["x"]),
         ("best_of", 2),
         ("suffix", "tail"),
     ],

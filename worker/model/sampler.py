@@ -93,7 +93,12 @@ class Sampler:
         if chunk.guide is None and chunk.output_len < params.min_tokens:
             ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos)
             row[[token for token in ends if 0 <= token < size]] = float("-inf")
+        forbidden = list(chunk.forbidden())
+        if forbidden:
+            row[forbidden] = float("-inf")
         _penalise(row, chunk)
+        if params.allowed_token_ids:
+            _keep_only(row, params.allowed_token_ids)
 
     def _draw(self, logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         params = [chunk.params for chunk in chunks]
@@ -145,7 +150,19 @@ def _adjusts(chunk: Chunk) -> bool:
         or params.presence_penalty
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
+        or params.bad_words
+        or params.allowed_token_ids
     )
+
+
+def _keep_only(row: Tensor, tokens: Sequence[int]) -> None:
+    """Leave one of ``tokens`` to choose, also where what came before has left none of them."""
+    where = torch.tensor(tokens, device=row.device)
+    values = row[where]
+    if bool((values == float("-inf")).all()):
+        values = torch.zeros_like(values)
+    row.fill_(float("-inf"))
+    row[where] = values
 
 
 def _constrain(adjusted: Tensor, masks: Mapping[int, bytes]) -> None:

@@ -207,3 +207,33 @@ def test_logprobs_are_the_models_own() -> None:
     )
     assert logprobs["c"].top == ()
     assert logprobs["c"].logprob == pytest.approx(float(plain[2]))
+
+
+def test_only_allowed_tokens_are_chosen() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, 9.0]])
+    assert sample(logits, chunk_of(temperature=0, allowed_token_ids=(1, 2))) == [1]
+    assert set(drawn(logits, n=200, allowed_token_ids=(0, 3))) == {0, 3}
+    # beside a row that may choose anything
+    rows = torch.cat([logits, logits])
+    free, bound = chunk_of("a", temperature=0), chunk_of("b", temperature=0, allowed_token_ids=(3,))
+    assert sample(rows, free, bound) == [4, 3]
+    # the minimum length forbids the end, but nothing else may be said
+    only_end = chunk_of(temperature=0, allowed_token_ids=(EOS,), min_tokens=3)
+    assert sample(logits, only_end) == [EOS]
+
+
+def test_bad_words_depend_on_what_was_said() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
+    words = ((0,), (2, 2, 1))
+
+    def next_after(*said: int, prompt: tuple[int, ...] = (2, 2)) -> int:
+        chunk = chunk_of(
+            context=(*prompt, *said), prompt_len=len(prompt), temperature=0, bad_words=words
+        )
+        return sample(logits, chunk)[0]
+
+    assert next_after() == 1  # the prompt is no part of the answer
+    assert next_after(2) == 1
+    assert next_after(2, 2) == 2
+    assert next_after(1, 2, 2) == 2
+    assert next_after(2, 2, 1) == 1
