@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-compose check format bench bench-routing bench-engine proof docs clean
+.PHONY: help setup up test test-slow test-compose check format bench bench-routing bench-engine proof storm docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -63,6 +63,10 @@ proof: setup ## greedy output against transformers, cached answers against uncac
 	$(BIN)/python bench/equality.py
 	$(BIN)/python bench/same_text.py
 	$(BIN)/python bench/seed.py
+
+MINUTES ?= 30
+storm: $(STAMP) ## random load with faults, invariants checked after every step (MINUTES=30)
+	$(BIN)/python -P bench/storm.py --minutes $(MINUTES) $(ARGS)
 
 docs: $(STAMP) ## regenerate docs/configuration.md from the code
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig

@@ -33,8 +33,15 @@ T = TypeVar("T")
 
 Stream = asyncio.Queue[Delta | ApiError]
 
-STALL_S = 30.0
-"""A step that takes longer than this makes the engine unhealthy."""
+STALL_S = 15.0
+"""A step that takes longer than this, and than :data:`STALL_FACTOR` times the longest one that has
+ended lately, makes the engine unhealthy: seen from outside within 20 s."""
+
+STALL_FACTOR = 3.0
+"""A slow machine with a huge token budget has steps of many seconds; they are no stall."""
+
+JOIN_S = 30.0
+"""So long ``stop`` waits for a step that runs."""
 
 MAX_FAILED_STEPS = 3
 """So many failed steps in a row make the engine unhealthy: the device is probably lost."""
@@ -50,6 +57,7 @@ class Engine:
     :param on_events: gets the cache events of each step, on the engine thread, before the step's
         deltas are delivered; must not block.
     :param on_step: gets a record of each step, on the engine thread; must not block.
+    :param stall_s: how long a step may take on a machine that is not known to be slower.
     """
 
     def __init__(
@@ -60,8 +68,10 @@ class Engine:
         clock: Callable[[], float],
         on_events: Callable[[list[CacheEvent]], None],
         on_step: Callable[[StepRecord], None] | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
         self._clock = clock
+        self._stall_s = stall_s
         self._steps: StepLoop[Stream] = StepLoop(
             runner, scheduler, detokenizer_factory, clock, on_events, self._deliver, on_step
         )
@@ -101,7 +111,7 @@ class Engine:
         except TimeoutError:
             log.warning("engine_drain_timeout", unfinished=len(self._open))
         self._inbox.put(self._halt)
-        await asyncio.to_thread(self._thread.join, STALL_S)
+        await asyncio.to_thread(self._thread.join, JOIN_S)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Yield deltas until one has ``finish``. Closing the iterator early aborts the request.
@@ -188,8 +198,12 @@ class Engine:
             self._thread.is_alive()
             and not self._crashed
             and self._steps.failed_steps < MAX_FAILED_STEPS
-            and (started is None or now - started < STALL_S)
+            and (started is None or now - started < self._patience())
         )
+
+    def _patience(self) -> float:
+        """Seconds that a step may take."""
+        return max(self._stall_s, STALL_FACTOR * self._steps.longest_s)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run ``function`` on the engine thread between two steps and return what it returns."""
@@ -197,6 +211,8 @@ class Engine:
         future: Future[T] = Future()
 
         def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has left
             try:
                 self._require_alive()
                 self._steps.refresh_if_due()

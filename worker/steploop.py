@@ -27,6 +27,9 @@ from worker.sequence import FinishReason, Sequence, TokenLogprob
 REFRESH_S = 0.02
 """Load and stats are renewed this often while steps run, and when requests come or go."""
 
+LATELY = 200
+"""Steps."""
+
 log = structlog.get_logger(__name__)
 
 Target = TypeVar("Target")
@@ -77,6 +80,8 @@ class StepLoop(Generic[Target]):
         self.event_batches = 0
         self.failed_steps = 0
         self.step_started: float | None = None
+        self.longest_s = 0.0
+        """Duration of the longest step lately; it halves in :data:`LATELY` steps."""
         self.load = WorkerLoad()
         self.stats = EngineStats()
         self.refresh()
@@ -139,6 +144,8 @@ class StepLoop(Generic[Target]):
         self.step_started = self._clock()
         for out in self._compute(plan):
             self._extend(out)
+        took = self._clock() - self.step_started
+        self.longest_s = max(took, self.longest_s * 0.5 ** (1 / LATELY))
         self.step_started = None
         self.refresh_if_due()
         self.publish()

@@ -218,11 +218,11 @@ async def test_health_tells_a_stuck_step(rig: Fixture) -> None:
     task = asyncio.create_task(rig.answer(request("a")))
     await asyncio.to_thread(rig.runner.entered.wait, 20)
     assert rig.engine.healthy(time.monotonic())
-    assert not rig.engine.healthy(time.monotonic() + 31)
+    assert not rig.engine.healthy(time.monotonic() + 20)
     rig.runner.gate.set()
     await task
     await rig.idle()
-    assert rig.engine.healthy(time.monotonic() + 31)
+    assert rig.engine.healthy(time.monotonic() + 20)
 
 
 async def test_stop_lets_running_answers_finish_and_refuses_new_ones(rig: Fixture) -> None:
@@ -276,3 +276,32 @@ async def test_errors_in_a_call_go_to_the_caller(rig: Fixture) -> None:
     with pytest.raises(ZeroDivisionError):
         await rig.engine.call(lambda: 1 // 0)
     assert await rig.engine.call(lambda: 2) == 2
+
+
+async def test_whoever_asks_and_leaves_does_no_harm(rig: Fixture) -> None:
+    """A flush whose client closes the connection while a step runs."""
+    rig.runner.gate.clear()
+    task = asyncio.create_task(rig.answer(request("a")))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    questions = [asyncio.create_task(rig.engine.flush_cache()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for question in questions:
+        question.cancel()
+    await asyncio.gather(*questions, return_exceptions=True)
+    rig.runner.gate.set()
+    assert (await task)[-1].finish is not FinishReason.ERROR
+    await rig.idle()
+    assert rig.engine.alive
+
+
+async def test_a_machine_whose_steps_are_long_is_not_stalled(rig: Fixture) -> None:
+    """Steps of a minute have been seen: two minutes are no stall, four are."""
+    rig.engine._steps.longest_s = 60.0
+    rig.runner.gate.clear()
+    task = asyncio.create_task(rig.answer(request("a")))
+    await asyncio.to_thread(rig.runner.entered.wait, 20)
+    assert rig.engine.healthy(time.monotonic() + 120)
+    assert not rig.engine.healthy(time.monotonic() + 240)
+    rig.runner.gate.set()
+    await task
+    assert 0.0 < rig.engine._steps.longest_s < 60.0

@@ -1,0 +1,74 @@
+"""``bench/storm.py`` for a few seconds, and that it notices what it is there to notice."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from worker.runner import StepPlan, StepResult
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).resolve().parents[3] / "bench" / "storm.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("storm", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["storm"] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_ten_seconds(script: ModuleType) -> None:
+    chosen = (script.SETTINGS[0], script.SETTINGS[1], script.SETTINGS[5])
+    few = tuple(replace(each, prompts=4, clients=6, longest=80) for each in chosen)
+    tally = script.storm(10.0, 3, lambda _: None, few)
+    assert tally.faults == []
+    assert all(tally.counts[kind] == 0 for kind in script.FAULTS)
+    assert tally.counts["compared"] > 20
+    assert tally.counts["aborts"] > 0
+
+
+def small(script: ModuleType, seconds: float = 0.8) -> object:
+    setting = replace(script.SETTINGS[0], clients=3, longest=40, prompts=2)
+    return script.storm(seconds, 1, lambda _: None, (setting,))
+
+
+def test_wrong_tokens_are_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single bit of each token."""
+    right = script.UnreliableRunner.run
+
+    def run(self: object, plan: StepPlan) -> StepResult:
+        result = right(self, plan)
+        return replace(result, tokens={each: t ^ 1 for each, t in result.tokens.items()})
+
+    monkeypatch.setattr(script.UnreliableRunner, "run", run)
+    assert small(script).counts["wrong"] > 0
+
+
+def test_leaks_are_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.BlockPool, "release", lambda self, blocks: None)
+    tally = small(script)
+    assert tally.counts["leaks"] + tally.counts["crashes"] > 0
+
+
+def test_stalls_are_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "STALL_S", 0.3)
+    right = script.UnreliableRunner.run
+
+    def run(self: object, plan: StepPlan) -> StepResult:
+        time.sleep(3.0)
+        return right(self, plan)
+
+    monkeypatch.setattr(script.UnreliableRunner, "run", run)
+    assert small(script).counts["stalls"] > 0
