@@ -70,16 +70,14 @@ class KvPool:
         n_blocks: int,
         block_size: int,
         device: torch.device,
-        *,
-        zeroed: bool = False,
     ) -> None:
         self.n_blocks, self.block_size = n_blocks, block_size
         slots = (n_blocks + 1) * block_size
         self.layers: dict[nn.Module, LayerKv] = {
             module: LayerKv(
                 spec,
-                _memory(slots, spec.kv_heads, spec.key_dim, spec.dtype, device, zeroed),
-                _memory(slots, spec.kv_heads, spec.value_dim, spec.dtype, device, zeroed),
+                _memory(slots, spec.kv_heads, spec.key_dim, spec.dtype, device),
+                _memory(slots, spec.kv_heads, spec.value_dim, spec.dtype, device),
             )
             for module, spec in specs.items()
         }
@@ -114,15 +112,11 @@ class KvPool:
         return (starts[:, None] + torch.arange(size)).reshape(-1)[:length]
 
 
-def _memory(
-    slots: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device, zeroed: bool
-) -> Tensor:
+def _memory(slots: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """``[heads, slots, dim]``, in the order that suits the device."""
     if device.type == "cpu":
-        # Nothing but padded copies reads a slot that was not written, where a NaN would survive,
-        # and untouched pages cost no memory.
-        new = torch.zeros if zeroed else torch.empty
-        return new(heads, slots, dim, dtype=dtype, device=device)
+        # Nothing here reads a slot that was not written, and untouched pages cost no memory.
+        return torch.empty(heads, slots, dim, dtype=dtype, device=device)
     # Kernels on a GPU load whole tiles before they mask, where a NaN would survive.
     return torch.zeros(slots, heads, dim, dtype=dtype, device=device).transpose(0, 1)
 

@@ -79,11 +79,15 @@ class TimedRunner(TorchRunner):
     def __init__(self, loaded: LoadedModel, *sizes: int, **settings: Any) -> None:
         facts = {item.name: getattr(loaded, item.name) for item in fields(LoadedModel)}
         timed = TimedModel(**facts)
-        record: Recorder | None = settings.pop("record", None)
-        super().__init__(timed, *sizes, record=record and timed.measuring(record), **settings)
+        super().__init__(timed, *sizes, **settings)
+        self._timed = timed
         self.time = timed.time
         self.shape = shape_of(loaded)
         self.device, self.dtype, self.source = loaded.device, loaded.dtype, loaded.source
+
+    def record_decodes(self, record: Recorder) -> None:
+        """As the base class."""
+        super().record_decodes(self._timed.measuring(record))
 
     def forward(self) -> Spent:
         """Time spent in forward passes so far."""

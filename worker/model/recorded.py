@@ -37,6 +37,10 @@ class RecordedDecode:
 
     def __init__(self, loaded: LoadedModel, pool: KvPool, record: Recorder) -> None:
         self._loaded, self._pool, self._record = loaded, pool, record
+        if loaded.device.type == "cpu":  # padded copies read slots that nobody wrote
+            for layer in pool.layers.values():
+                layer.keys.zero_()
+                layer.values.zero_()
         self._forms: dict[tuple[int, int, bool], _Form] = {}
         self.off = any(layer.spec.capped for layer in pool.layers.values())
         """Set for good once recording has failed."""

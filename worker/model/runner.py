@@ -70,7 +70,6 @@ class TorchRunner:
         threads: int = 0,
         rng: Random | None = None,
         decode_kernel: DecodeKernel | None = None,
-        record: Recorder | None = None,
     ) -> None:
         register()
         self._loaded = loaded
@@ -80,7 +79,7 @@ class TorchRunner:
         """Those that the thread which calls :meth:`run`, and its helpers, keep to; empty: any."""
         self._threads = threads or len(allowed_cores() or ()) or os.cpu_count() or 1
         self._owner: int | None = None
-        self._pool = _allocate(loaded, n_blocks, block_size, zeroed=record is not None)
+        self._pool = _allocate(loaded, n_blocks, block_size)
         self._layout = Layout(
             loaded.device,
             kernel=choose(loaded.device, list(self._pool.layers.values()), block_size),
@@ -89,7 +88,7 @@ class TorchRunner:
         )
         self._host_blocks = host_blocks
         self._host = _allocate_host(self._pool, host_blocks, loaded) if host_blocks else None
-        self.recorded = record and RecordedDecode(loaded, self._pool, record)
+        self.recorded: RecordedDecode | None = None
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
         self.adapters = LoraStore(loaded.model)
@@ -128,7 +127,6 @@ class TorchRunner:
             host_blocks=host_blocks,
             threads=threads,
             decode_kernel=_decode_kernel(loaded, model, threads),
-            record=record,
         )
         runner._cores = cores
         try:
@@ -142,6 +140,8 @@ class TorchRunner:
             )
         if model.compile:
             runner.compile(progress)
+        if record is not None:
+            runner.record_decodes(record)
         return runner
 
     def compile(self, progress: Progress, backend: str = "inductor") -> None:
@@ -151,6 +151,10 @@ class TorchRunner:
             self.check()
         except Unsupported as error:
             raise ConfigError("model.compile", True, f"compiled, {error}") from error
+
+    def record_decodes(self, record: Recorder) -> None:
+        """Replay decode steps that ``record`` recorded, from now on."""
+        self.recorded = RecordedDecode(self._loaded, self._pool, record)
 
     @property
     def kernel(self) -> Kernel | None:
@@ -317,10 +321,10 @@ def _decode_kernel(loaded: LoadedModel, model: ModelConfig, threads: int) -> Dec
         return None
 
 
-def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int, *, zeroed: bool) -> KvPool:
+def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:
     """The KV memory. Raises ``ConfigError`` if there is not so much."""
     try:
-        return KvPool(loaded.layers, n_blocks, block_size, loaded.device, zeroed=zeroed)
+        return KvPool(loaded.layers, n_blocks, block_size, loaded.device)
     except (RuntimeError, MemoryError) as error:  # torch raises the first, on a CPU and on CUDA
         gib = n_blocks * bytes_per_block(loaded.layers, block_size) / 2**30
         reason = f"{gib:,.1f} GiB of KV memory cannot be had on {loaded.device}"

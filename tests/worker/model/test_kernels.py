@@ -21,7 +21,6 @@ from worker.model.kernels.inplace import InPlace
 from worker.model.kernels.table import BlockTable
 from worker.model.kvcache import KvPool, LayerKv, LayerSpec
 from worker.model.recorded import MOST_ROWS, RecordedDecode, bucket
-from worker.model.runner import TorchRunner
 from worker.model.weights import describe
 from worker.runner import StepPlan
 
@@ -266,17 +265,10 @@ def test_a_kernel_that_fails_on_the_model_is_replaced(driver: Callable[..., Any]
 # ---- recorded decode steps: on a CPU a replay is the call itself ----
 
 
-def recorded(made: Any, kernel: Kernel | None, **how: Any) -> RecordedDecode:
-    """Turn a driver's runner into one that replays its decode steps."""
-    made.runner = TorchRunner(
-        made.loaded,
-        made.runner.n_blocks,
-        made.runner.block_size,
-        threads=1,
-        record=lambda s: s,
-        **how,
-    )
+def recorded(made: Any, kernel: Kernel | None) -> RecordedDecode:
+    """Make a driver's runner replay its decode steps."""
     made.runner.use_kernel(kernel)
+    made.runner.record_decodes(lambda step: step)
     assert made.runner.recorded is not None
     return made.runner.recorded
 
