@@ -223,7 +223,9 @@ def correct_tokens(size: dict[str, Any]) -> dict[str, Any]:
         for round_ in ("cold", "warm"):
             seqs = [engine.add(tokens, 16) for tokens in prompts]
             engine.run()
-            answers[f"{name} {round_}"] = [s.tokens[len(p) :] for s, p in zip(seqs, prompts, strict=True)]
+            answers[f"{name} {round_}"] = [
+                s.tokens[len(p) :] for s, p in zip(seqs, prompts, strict=True)
+            ]
         if graphs and runner.recorded.replays == 0:
             return {"ok": False, "why": "no decode step was replayed"}
     bad, ties = [], 0
