@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -91,7 +92,7 @@ def bandwidth(
     for name, use, history, bound in settings:
         growth = RUNNING * (2 + STEPS * rounds) / probe.runner.block_size
         drive = fragmented(probe, use - growth / probe.runner.n_blocks, history, Random(7))
-        rows.append(_row(name, bound, _attended(probe, drive, rounds), shape, read_rate, meter))
+        rows.append(_row(name, bound, _attended(drive, rounds), shape, read_rate, meter))
     return rows
 
 
@@ -101,25 +102,24 @@ class _Attended:
 
     spent: Spent
     contexts: list[int]
-    in_one_piece: float
+    mean_run: float
+    """Blocks of a sequence that follow one another in memory."""
     pool_use: float
 
 
-def _attended(probe: Probe, drive: Drive, rounds: int) -> _Attended:
-    counts: Any = probe.runner.counts  # type: ignore[attr-defined]
+def _attended(drive: Drive, rounds: int) -> _Attended:
     drive.step(2)
-    views, gathers = counts.views, counts.gathers
-    contexts = [chunk.start + len(chunk.tokens) for chunk in drive.runner.latest.chunks]
+    chunks = drive.runner.latest.chunks
+    runs = sum(1 + sum(b != a + 1 for a, b in pairwise(chunk.blocks)) for chunk in chunks)
     spent = []
     for _ in range(rounds):
         with TimedAttention() as watch:
             drive.step(STEPS)
         spent.append(watch.spent)
-    views, gathers = counts.views - views, counts.gathers - gathers
     return _Attended(
         Spent(min(s.wall for s in spent), min(s.cpu for s in spent)),
-        contexts,
-        views / (views + gathers),
+        [chunk.start + len(chunk.tokens) for chunk in chunks],
+        sum(len(chunk.blocks) for chunk in chunks) / runs,
         drive.pool.n_used / drive.pool.n_blocks,
     )
 
@@ -145,7 +145,7 @@ def _row(
         bound,
         bound,
         by_wall=moved / seen.spent.wall / read_rate,
-        note=f"{rate / 1e9:.1f} of {read_rate / 1e9:.1f} GB/s; {seen.in_one_piece:.0%} of "
-        f"{len(seen.contexts)} sequences lie in one piece",
+        note=f"{rate / 1e9:.1f} of {read_rate / 1e9:.1f} GB/s; {len(seen.contexts)} sequences, "
+        f"{seen.mean_run:.1f} blocks in a row",
         detail={"tokens": sum(seen.contexts), "pool_use": seen.pool_use},
     )
