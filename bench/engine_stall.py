@@ -37,13 +37,13 @@ def point(probe: Probe, budget: int, step_ms: float, pace: float) -> Point:
         drive.step(4)
         drive.until_first(drive.submit(drive.random(LEARNING, probe.rng), 1))
     drive.step()
-    before = len(neighbours[0].at) - 1
+    before = [len(neighbour.at) - 1 for neighbour in neighbours]
     long = drive.submit(drive.random(PROMPT, probe.rng), 1)
     started = probe.clock()
     drive.until_first(long)
     spent = probe.clock() - started
-    for neighbour in neighbours:
-        del neighbour.at[:before]
+    for neighbour, settled in zip(neighbours, before, strict=True):
+        del neighbour.at[:settled]
     gaps = [neighbour.longest_gap for neighbour in neighbours]
     stall = Spent(max(gap.wall for gap in gaps), max(gap.cpu for gap in gaps))
     return Point(stall, spent)
