@@ -9,6 +9,7 @@ import random
 
 import pytest
 from casemodel import TorchReference, TorchRig
+from depth import DEPTH
 from enginerig import Reference, Rig, greedy, prompt
 
 pytestmark = pytest.mark.torch
@@ -115,7 +116,7 @@ def test_a_storm_of_aborts(pair) -> None:
     rng = random.Random("storm")
     small = Pair("fake" if pair.make is Rig else "torch", n_blocks=40)
     known = [prompt(rng, rng.randint(2 * B, 12 * B))]
-    for _ in range(40):
+    for _ in range(20 * DEPTH):
         stem = rng.choice(known)
         tokens = (*stem[: rng.randint(0, len(stem))], *prompt(rng, rng.randint(1, 5 * B)))[: 14 * B]
         known.append(tokens)

@@ -1,6 +1,6 @@
 """D14: a conversation never gets what belongs to another one, and reports only what it can share.
 
-Scaled: 120 conversations of three turns (the case's 200 with HEADWATER_TEST_DEPTH above 1), in
+Scaled: 60 conversations of three turns (the case's 200 with HEADWATER_TEST_DEPTH above 1), in
 random order, 16 at a time, on a pool of 60 blocks; a worker without a cache gives what is right.
 """
 
@@ -18,7 +18,7 @@ from depth import DEPTH
 from rig import CHAT
 
 BLOCKS = 60
-CONVERSATIONS = 120 if DEPTH == 1 else 200
+CONVERSATIONS = 60 if DEPTH == 1 else 200
 SPEED = {
     "HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "0",
     "HEADWATER_FAKE__DECODE_MS_PER_STEP": "0",
@@ -61,9 +61,11 @@ class Seen:
 
 def common(one: bytes, two: bytes) -> int:
     """Length of the common prefix."""
-    if two.startswith(one) or one.startswith(two):
-        return min(len(one), len(two))
-    return next(n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
+    low, high = 0, min(len(one), len(two))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == two[:middle] else (low, middle - 1)
+    return low
 
 
 async def ask(http: aiohttp.ClientSession, worker: WorkerProcess, path: str, body: Any) -> Any:
@@ -105,7 +107,7 @@ async def test_conversations_with_canaries(workers) -> None:
         await asyncio.gather(*(turn(http, number) for number in turns))
         await settles(lambda: idle(http, workers[0]), 2.0)
     assert len(hits) == 3 * CONVERSATIONS
-    assert sum(hits) > 1000
+    assert sum(hits) > 500
     canaries = [text.split("\n")[0][-16:] for text in texts.values()]
     assert all(text.count(mark) == 1 for text, mark in zip(texts.values(), canaries, strict=True))
 
