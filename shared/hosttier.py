@@ -12,7 +12,7 @@ Invariants, beside those of :mod:`shared.prefixtree`:
   computation of earlier steps and before that of the next: so contents are read before their place
   is overwritten, and are there before they are read, although places are used anew at once.
 
-With no slots, or while it is closed, nothing comes here and evicted contents are lost.
+With no slots, or while it is closed, nothing is here and evicted contents are lost.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class HostTier:
         if n_slots < 0:
             raise ValueError(f"{n_slots} host slots")
         self.n_slots = n_slots
-        self.open = True
-        """Whether blocks may move; false where loading one takes longer than computing it."""
+        self._open = True
         self.journal = NetJournal(Tier.HOST)
         self.n_dropped = 0
         """Contents that had to make room for others since the start."""
@@ -56,19 +55,28 @@ class HostTier:
         self._copies: list[Copy] = []
 
     @property
+    def is_open(self) -> bool:
+        """Whether blocks may move here."""
+        return self._open
+
+    def switch(self, open_: bool) -> None:
+        """Open or close the tier. Closing forgets its contents: receivers of events must not count
+        on what nobody will load. O(slots) then, else O(1)."""
+        self._open = open_
+        while not open_ and self._lru:
+            self._drop_oldest()
+
+    @property
     def n_used(self) -> int:
         """Slots with contents."""
         return self.n_slots - len(self._free)
 
     def admit(self, node: Node) -> bool:
         """Move a node here from its device block; False, and no change, if that cannot be."""
-        if not self.open or not (self._free or self._lru):
+        if not self._open or not (self._free or self._lru):
             return False
         if not self._free:
-            oldest = self._nodes[next(iter(self._lru))]
-            assert oldest is not None
-            self.give_up(oldest)
-            self._tree.cut(oldest)
+            self._drop_oldest()
             self.n_dropped += 1
         slot = self._free.pop()
         self._copies.append(Copy(Tier.GPU, node.block, slot))
@@ -100,6 +108,12 @@ class HostTier:
         """A device block got the same contents by computing them: no copy is needed."""
         self.give_up(node)
         node.block = block
+
+    def _drop_oldest(self) -> None:
+        oldest = self._nodes[next(iter(self._lru))]
+        assert oldest is not None
+        self.give_up(oldest)
+        self._tree.cut(oldest)
 
     def give_up(self, node: Node) -> None:
         """Free a node's slot. If that was its only place, its caller cuts it out of the tree."""

@@ -103,11 +103,11 @@ class BlockPool:
     def match_host(self, root: bytes, path: Sequence[int], units: Sequence[bytes]) -> list[int]:
         """Host slots that continue a matched ``path``; ``units`` are the contents beyond it.
 
-        As :meth:`match`. Empty while the tier is closed.
+        As :meth:`match`.
         """
         slots: list[int] = []
         children = self._tree.below(root, self._node(path[-1]) if path else None)
-        for unit in units if self.host.open else ():
+        for unit in units:
             node = children.get(unit) if children is not None else None
             if node is None:
                 break

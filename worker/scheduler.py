@@ -130,7 +130,7 @@ class Scheduler:
         """Chunks of the next step; None if nothing can be computed, which means nothing is here."""
         self._step += 1
         pace = self._pace.prefill_tokens_per_s
-        self.pool.host.open = self._host_pace.pays(self.pool.block_size / pace if pace else 0.0)
+        self.pool.host.switch(self._host_pace.pays(self.pool.block_size / pace if pace else 0.0))
         chunks: list[Chunk] = []
         self._make_way()
         self._plan_decodes(self._decode_share(), chunks)

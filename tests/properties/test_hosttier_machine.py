@@ -82,10 +82,8 @@ class HostTierMachine(RuleBasedStateMachine):
     def count_lost(self, before: dict[bytes, Node], evicted: int, free_slots: int) -> None:
         """What the device evicts is lost only for want of slots."""
         lost = before.keys() - self.nodes().keys()
-        if self.pool.host.open:
-            assert len(lost) == max(0, evicted - free_slots)
-        else:
-            assert len(lost) >= evicted
+        room = free_slots if self.pool.host.is_open else 0
+        assert len(lost) == max(0, evicted - room)
 
     def allocate(self, n: int, after: int | None) -> list[int] | None:
         before, slots = self.nodes(), self.n_slots - self.pool.host.n_used
@@ -104,8 +102,7 @@ class HostTierMachine(RuleBasedStateMachine):
         known = 0
         while root + b"".join(units[: known + 1]) in before and known < len(units):
             known += 1
-        expected = known if host.open else len(path)
-        assert len(path) + len(slots) == expected
+        assert len(path) + len(slots) == known
         fresh = len(units) - len(path)
         if fresh > self.pool.available - self.pool.n_cached_of(path):
             return
@@ -179,7 +176,9 @@ class HostTierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.n_slots)
     @rule(open_=st.booleans())
     def open_or_close(self, open_: bool) -> None:
-        self.pool.host.open = open_
+        """Whoever counts on what is here learns that a closed tier holds nothing."""
+        self.pool.host.switch(open_)
+        assert self.pool.host.n_used == 0 or open_
 
     @rule()
     def drain(self) -> None:

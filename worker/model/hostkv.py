@@ -25,6 +25,7 @@ class HostKv:
     """Memory for ``n_slots`` blocks of a pool."""
 
     def __init__(self, pool: KvPool, n_slots: int, device: torch.device) -> None:
+        self.n_slots = n_slots
         self._parts = [
             tensor.view(pool.n_blocks, -1).view(torch.uint8)
             for layer in pool.layers.values()

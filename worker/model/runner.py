@@ -66,7 +66,6 @@ class TorchRunner:
         n_blocks: int,
         block_size: int,
         *,
-        host_blocks: int = 0,
         threads: int = 0,
         rng: Random | None = None,
         decode_kernel: DecodeKernel | None = None,
@@ -86,8 +85,7 @@ class TorchRunner:
             least_rows=loaded.least_rows,
             decode_kernel=decode_kernel,
         )
-        self._host_blocks = host_blocks
-        self._host = _allocate_host(self._pool, host_blocks, loaded) if host_blocks else None
+        self._host: HostKv | None = None
         self.recorded: RecordedDecode | None = None
         self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
         self.counts = AttentionCounts()
@@ -115,20 +113,18 @@ class TorchRunner:
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
-        host_blocks = cache.host_blocks
-        if cache.host_gib and not host_blocks:
-            host_blocks = int(cache.host_gib * 2**30) // bytes_per_block(
-                loaded.layers, cache.block_size
-            )
         runner = cls(
             loaded,
             n_blocks,
             cache.block_size,
-            host_blocks=host_blocks,
             threads=threads,
             decode_kernel=_decode_kernel(loaded, model, threads),
         )
         runner._cores = cores
+        host_bytes = int(cache.host_gib * 2**30)
+        runner.use_host_memory(
+            cache.host_blocks or host_bytes // bytes_per_block(loaded.layers, cache.block_size)
+        )
         try:
             runner.check()
         except Unsupported as error:
@@ -143,6 +139,18 @@ class TorchRunner:
         if record is not None:
             runner.record_decodes(record)
         return runner
+
+    def use_host_memory(self, n_slots: int) -> None:
+        """Make room for evicted blocks; call before the first step. Raises ``ConfigError`` if there
+        is not so much memory."""
+        if not n_slots:
+            return
+        try:
+            self._host = HostKv(self._pool, n_slots, self._loaded.device)
+        except (RuntimeError, MemoryError) as error:
+            gib = n_slots * bytes_per_block(self._loaded.layers, self.block_size) / 2**30
+            reason = f"{gib:,.1f} GiB of host memory cannot be had"
+            raise ConfigError("cache.host_blocks", n_slots, reason) from error
 
     def compile(self, progress: Progress, backend: str = "inductor") -> None:
         """Compile the model for steps without adapters. Raises ``ConfigError`` if that fails."""
@@ -196,7 +204,7 @@ class TorchRunner:
     @property
     def host_blocks(self) -> int:
         """Slots for blocks in host memory."""
-        return self._host_blocks
+        return 0 if self._host is None else self._host.n_slots
 
     @property
     def max_model_len(self) -> int:
@@ -329,16 +337,6 @@ def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:
         gib = n_blocks * bytes_per_block(loaded.layers, block_size) / 2**30
         reason = f"{gib:,.1f} GiB of KV memory cannot be had on {loaded.device}"
         raise ConfigError("cache.kv_blocks", n_blocks, reason) from error
-
-
-def _allocate_host(pool: KvPool, host_blocks: int, loaded: LoadedModel) -> HostKv:
-    """Host memory for blocks. Raises ``ConfigError`` if there is not so much."""
-    try:
-        return HostKv(pool, host_blocks, loaded.device)
-    except (RuntimeError, MemoryError) as error:
-        gib = host_blocks * bytes_per_block(loaded.layers, pool.block_size) / 2**30
-        reason = f"{gib:,.1f} GiB of host memory cannot be had"
-        raise ConfigError("cache.host_blocks", host_blocks, reason) from error
 
 
 def _blocks_that_fit(loaded: LoadedModel, block_size: int) -> int:

@@ -196,7 +196,8 @@ def driver() -> Callable[..., Driver]:
         kind: str, block_size: int = 8, n_blocks: int = 160, host_blocks: int = 0, **config: Any
     ) -> Driver:
         loaded = describe(make_model(make_config(kind, **config)))
-        runner = TorchRunner(loaded, n_blocks, block_size, host_blocks=host_blocks, threads=1)
+        runner = TorchRunner(loaded, n_blocks, block_size, threads=1)
+        runner.use_host_memory(host_blocks)
         return Driver(loaded, runner, "eager" if kind == "gemma2" else "sdpa")
 
     return make
