@@ -77,8 +77,8 @@ def test_storm_of_aborts_lost_steps_and_flushes(
     rig = Rig(n_blocks=n_blocks, block_size=block_size, budget=96, host_blocks=host_blocks)
     asked: dict[str, tuple[tuple[int, ...], SamplingParams]] = {}
     open_ids: list[str] = []
-    while len(asked) < 1200 or open_ids:
-        while len(open_ids) < 12 and len(asked) < 1200:
+    while len(asked) < 600 or open_ids:
+        while len(open_ids) < 12 and len(asked) < 600:
             job = rng.choice(prompts), rng.choice(settings)
             open_ids.append(rig.submit(*job))
             asked[open_ids[-1]] = job
@@ -92,10 +92,10 @@ def test_storm_of_aborts_lost_steps_and_flushes(
             rig.scheduler.check()
         open_ids = [each for each in open_ids if rig.answers[each].finish is None]
     ended = [each for each in asked if rig.answers[each].finish in ("stop", "length")]
-    assert len(ended) > 700
+    assert len(ended) > 350
     for request_id in ended:
         assert rig.answers[request_id].outcome == reference.outcome(*asked[request_id])
-    assert rig.loop.stats.host_tokens > 1000
+    assert rig.loop.stats.host_tokens > 500
     assert rig.loop.stats.preemptions > 0
     rig.check_idle()
 
