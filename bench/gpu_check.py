@@ -94,7 +94,10 @@ def runner_of(size: dict[str, Any], model: Any, tokens: int, *, graphs: bool = F
     from worker.model.runner import TorchRunner
     from worker.model.weights import describe
 
-    runner = TorchRunner(describe(model), tokens // BLOCK + 8, BLOCK, rng=Random(1))
+    threads = 1 if size is DRY else 0
+    runner = TorchRunner(
+        describe(model), tokens // BLOCK + 8, BLOCK, threads=threads, rng=Random(1)
+    )
     runner.check()
     if graphs:
         runner.record_decodes(CudaRecorder(model.device) if model.device.type == "cuda" else _same)
@@ -140,6 +143,7 @@ class Engine:
             prompt_len=len(tokens),
             params=SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True),
             scope_root=b"g" * 16,
+            arrived=0.0,
         )
         self.scheduler.add(seq)
         return seq
