@@ -27,12 +27,12 @@ class HostKv:
     def __init__(self, pool: KvPool, n_slots: int, device: torch.device) -> None:
         self.n_slots = n_slots
         self._parts = [
-            tensor.view(pool.n_blocks, -1).view(torch.uint8)
+            tensor.unflatten(1, (-1, pool.block_size)).transpose(0, 1).view(torch.uint8)
             for layer in pool.layers.values()
             for tensor in (layer.keys, layer.values)
         ]
-        """Per tensor of the pool: ``[n_blocks, bytes]``."""
-        width = sum(part.shape[1] for part in self._parts)
+        """Per tensor of the pool a view ``[blocks, kv_heads, block_size, bytes]``."""
+        width = sum(part[0].numel() for part in self._parts)
         self._pinned = device.type == "cuda"
         self._device = device
         self._memory = torch.empty(n_slots, width, dtype=torch.uint8, pin_memory=self._pinned)
@@ -65,7 +65,7 @@ class HostKv:
 
     def _out(self, blocks: list[int], slots: list[int]) -> None:
         index = torch.tensor(blocks).to(self._device, non_blocking=True)
-        staged = torch.cat([part.index_select(0, index) for part in self._parts], dim=1)
+        staged = torch.cat([part.index_select(0, index).flatten(1) for part in self._parts], dim=1)
         for at, run in _runs(slots):
             self._memory[run].copy_(staged[at : at + run.stop - run.start], non_blocking=True)
 
@@ -78,8 +78,10 @@ class HostKv:
         index = torch.tensor(blocks).to(self._device, non_blocking=True)
         first = 0
         for part in self._parts:
-            part.index_copy_(0, index, staged[:, first : first + part.shape[1]])
-            first += part.shape[1]
+            size = part[0].numel()
+            contents = staged[:, first : first + size].reshape(len(blocks), *part.shape[1:])
+            part.index_copy_(0, index, contents)
+            first += size
 
 
 def _mark() -> torch.cuda.Event:
