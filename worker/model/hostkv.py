@@ -27,7 +27,9 @@ class HostKv:
     def __init__(self, pool: KvPool, n_slots: int, device: torch.device) -> None:
         self.n_slots = n_slots
         self._parts = [
-            tensor.unflatten(1, (-1, pool.block_size)).transpose(0, 1).view(torch.uint8)
+            tensor.view(tensor.shape[0], -1, pool.block_size, tensor.shape[2])
+            .transpose(0, 1)
+            .view(torch.uint8)
             for layer in pool.layers.values()
             for tensor in (layer.keys, layer.values)
         ]
