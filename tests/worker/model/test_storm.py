@@ -29,6 +29,7 @@ def script() -> ModuleType:
     return made
 
 
+@pytest.mark.timeout(400)  # the right answers take their time on a busy machine
 def test_ten_seconds(script: ModuleType) -> None:
     chosen = (script.SETTINGS[0], script.SETTINGS[1], script.SETTINGS[5])
     few = tuple(replace(each, prompts=4, clients=6, longest=80) for each in chosen)
