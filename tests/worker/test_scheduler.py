@@ -120,7 +120,7 @@ def test_end_tokens_and_their_exceptions() -> None:
     ignored = Rig().answer(tokens, greedy(9, logit_bias=end, ignore_eos=True))
     assert (ignored.finish, len(ignored.tokens)) == (FinishReason.LENGTH, 9)
     later = Rig().answer(tokens, greedy(9, logit_bias=end, min_tokens=4))
-    assert (later.finish, len(later.tokens)) == (FinishReason.STOP, 4)
+    assert (later.finish, len(later.tokens)) == (FinishReason.STOP, 5), "4, then the end"
     own = Rig().answer(tokens, greedy(9, logit_bias={98: 100.0}, stop_token_ids=(98,)))
     assert (own.finish, own.text, own.last.stop_reason) == (FinishReason.STOP, "", 98)
 
