@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import sys
 import time
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import structlog
 import torch
 import transformers
 
@@ -403,6 +405,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", default="", help="file for the counts")
     args = parser.parse_args()
+    # steps are lost on purpose: no traceback for each
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     tally = storm(60 * args.minutes, args.seed, print)
     print("total: " + line(tally.counts))
     for fault in tally.faults:
