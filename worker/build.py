@@ -77,7 +77,9 @@ def served_names(config: WorkerConfig) -> tuple[str, ...]:
 
 
 def limit_threads(threads: int, environment: MutableMapping[str, str]) -> None:
-    """What OpenMP reads when torch is imported: so many threads, that do not spin while waiting."""
+    """What is read when torch is imported: so many threads, that do not spin while waiting, and
+    huge pages for large tensors, because weights and KV are streamed through memory."""
+    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if threads:
         environment.setdefault("OMP_NUM_THREADS", str(threads))
         environment.setdefault("GOMP_SPINCOUNT", "0")

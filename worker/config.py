@@ -49,15 +49,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "is not bound."
         ),
     ] = "none"
-    pack_weights: Annotated[
-        bool,
-        doc("On a CPU, keep weights in the layout that multiplies fastest (oneDNN's)."),
-    ] = True
-    decode_kernel: Annotated[
+    cpu_kernels: Annotated[
         bool,
         doc(
-            "On a CPU, compile the attention kernel for decodes with the C compiler that is there; "
-            "without one torch's own attention serves."
+            "On a CPU in float32, compile two small kernels (products with few rows, attention of "
+            "decodes) with the C compiler that is there; without one torch's own functions serve."
         ),
     ] = True
     cache_dir: Annotated[

@@ -45,14 +45,11 @@ def paged_attention(
     """
     batch: StepBatch = context["paged"]
     layer = batch.pool.layers[module]
-    layer.write(batch.write_slots, key[0, :, : batch.rows], value[0, :, : batch.rows])
+    layer.write(batch.write_slots, key[0], value[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # Padding gets zeros: what is not a number there could spread through layers that mix rows.
-    new = query.new_empty if batch.rows == query.shape[2] else query.new_zeros
-    out = new(query.shape[2], query.shape[1], value.shape[-1])
     if batch.kernel is not None:
-        out[: batch.rows] = batch.kernel(query[0, :, : batch.rows], layer, scale)
-        return out[None], None
+        return batch.kernel(query[0], layer, scale)[None], None
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
     if batch.decodes is not None:
         batch.decodes.attend(query[0].transpose(0, 1), layer, out, scale)
     for span in batch.spans:

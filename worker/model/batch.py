@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.model.cpu_kernels import CpuKernels, Runs, runs_of
 from worker.model.kernels.base import Attend, Chunked, Kernel
 from worker.model.kvcache import KvPool, LayerKv
-from worker.model.native import DecodeKernel, Runs, runs_of
 from worker.runner import Chunk, StepPlan
 
 
@@ -48,11 +48,11 @@ class Decodes:
     """
 
     def __init__(
-        self, kernel: DecodeKernel, rows: list[int], chunks: list[Chunk], block_size: int
+        self, kernels: CpuKernels, rows: list[int], chunks: list[Chunk], block_size: int
     ) -> None:
         together = rows[-1] - rows[0] == len(rows) - 1
         self._rows = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
-        self._kernel = kernel
+        self._kernels = kernels
         self._tables = [(chunk.blocks, chunk.start + 1) for chunk in chunks]
         self._block_size = block_size
         self._runs: dict[int | None, Runs] = {}
@@ -64,10 +64,10 @@ class Decodes:
             self._runs[window] = runs_of(self._tables, self._block_size, window)
         runs, rows = self._runs[window], self._rows
         if isinstance(rows, slice):
-            self._kernel.attend(query[rows], layer, runs, out[rows], scale)
+            self._kernels.attend(query[rows], layer, runs, out[rows], scale)
         else:
             part = query[rows]
-            self._kernel.attend(part, layer, runs, part, scale)
+            self._kernels.attend(part, layer, runs, part, scale)
             out[rows] = part
 
 
@@ -80,17 +80,13 @@ class StepBatch:
     positions: Tensor
     """``[1, T]``"""
     write_slots: slice | Tensor
-    """``[rows]``: where the new KV goes."""
+    """``[T]``: where the new KV goes."""
     spans: tuple[Span, ...]
     """All of them, in the order of their rows."""
     decodes: Decodes | None
     """Set if the kernel for decodes is used: it serves the spans whose ``slots`` is None."""
-    rows: int
-    """The first so many of the ``T`` are tokens of the plan, the rest is padding."""
     sampled_rows: Tensor
-    """Rows whose logits are wanted, and padding."""
-    sampled: int
-    """How many of them are wanted."""
+    """Rows whose logits are wanted."""
     pool: KvPool
     kernel: Attend | None
     """Set if one kernel serves all spans; their slots then stay on the CPU."""
@@ -108,14 +104,13 @@ class Layout:
     device: torch.device
     kernel: Kernel | None = None
     """Serves whole steps."""
-    least_rows: int = 0
-    """Shorter steps are padded to so many rows."""
-    decode_kernel: DecodeKernel | None = None
+    cpu_kernels: CpuKernels | None = None
+    """Serves the chunks of one token, if no kernel serves whole steps."""
 
 
 def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
     """Lay ``plan`` out for one forward. Raises ``ValueError`` if a chunk lacks blocks."""
-    kernel = layout.decode_kernel
+    kernels = layout.cpu_kernels
     ids: list[int] = []
     positions: list[int] = []
     writes: list[slice | Tensor | int] = []
@@ -128,7 +123,7 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
         positions.extend(range(chunk.start, end))
         if chunk.sample:
             sampled.append(len(ids) - 1)
-        if kernel is not None and len(chunk.tokens) == 1:
+        if kernels is not None and len(chunk.tokens) == 1:
             singles[row] = chunk
             writes.append(pool.slot_of(chunk.blocks, chunk.start))
             spans.append(Span(row, 1, chunk.start, None))
@@ -141,19 +136,14 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
             if layout.kernel is None:
                 slots = slots.to(layout.device, non_blocking=True)
         spans.append(Span(row, len(chunk.tokens), chunk.start, slots))
-    rows, n_sampled = len(ids), len(sampled)
-    for padded in (ids, positions, *([sampled] if sampled else ())):
-        padded.extend([0] * (layout.least_rows - len(padded)))
     device = layout.device
     return StepBatch(
         ids=torch.tensor([ids]).to(device, non_blocking=True),
         positions=torch.tensor([positions]).to(device, non_blocking=True),
         write_slots=_joined(writes, device),
         spans=tuple(spans),
-        decodes=_decodes(kernel, singles, pool.block_size),
-        rows=rows,
+        decodes=_decodes(kernels, singles, pool.block_size),
         sampled_rows=torch.tensor(sampled, dtype=torch.int64).to(device, non_blocking=True),
-        sampled=n_sampled,
         pool=pool,
         kernel=None
         if layout.kernel is None
@@ -162,11 +152,11 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
 
 
 def _decodes(
-    kernel: DecodeKernel | None, singles: dict[int, Chunk], block_size: int
+    kernels: CpuKernels | None, singles: dict[int, Chunk], block_size: int
 ) -> Decodes | None:
-    if kernel is None or not singles:
+    if kernels is None or not singles:
         return None
-    return Decodes(kernel, list(singles), list(singles.values()), block_size)
+    return Decodes(kernels, list(singles), list(singles.values()), block_size)
 
 
 def _joined(writes: list[slice | Tensor | int], device: torch.device) -> slice | Tensor:

@@ -90,18 +90,16 @@ class CompiledForward:
         finally:
             _Now.batch = None
         logits: Tensor = out.logits[0]
-        return logits[: batch.sampled]
+        return logits
 
-    def warm_up(
-        self, specs: Mapping[nn.Module, LayerSpec], device: torch.device, least_rows: int
-    ) -> None:
+    def warm_up(self, specs: Mapping[nn.Module, LayerSpec], device: torch.device) -> None:
         """Compile every kind of step now, so that no request waits for it.
 
         Raises ``RuntimeError`` if the compiler cannot do it.
         """
         self._model.set_attn_implementation(ATTENTION)
         AttentionInterface.register(ATTENTION, _attention)
-        pool, layout = KvPool(specs, 2, 2, device), Layout(device, least_rows=least_rows)
+        pool, layout = KvPool(specs, 2, 2, device), Layout(device)
         with torch.inference_mode():
             for lengths, sampled in _KINDS:
                 chunks = [

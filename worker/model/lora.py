@@ -109,9 +109,7 @@ class LoraStore:
         self._targets: dict[str, _Target] = {}
         self._installed: dict[str, LoraWeights] = {}
 
-    def survey(
-        self, forward: Callable[[StepPlan], Tensor], pool_tokens: int, least_rows: int = 0
-    ) -> None:
+    def survey(self, forward: Callable[[StepPlan], Tensor], pool_tokens: int) -> None:
         """Find the linear modules through which each row of a step passes once, by looking.
 
         Others, such as experts that see some of the rows, cannot tell whose row they are given.
@@ -137,7 +135,7 @@ class LoraStore:
             module = self._model.get_submodule(name)
             if module is head():
                 self._head = name
-            if rows == [max(1 if module is head() else count, least_rows)]:
+            if rows == ([1] if module is head() else [count]):
                 self._linear[name] = module
 
     def read(self, folder: str) -> LoraWeights:
@@ -191,7 +189,7 @@ class LoraStore:
         if missing := wanted - self._installed.keys():
             raise ValueError(f"adapters are not installed: {', '.join(sorted(missing))}")
         self._rows.body = body
-        self.head_gets(batch.sampled_rows[: batch.sampled].tolist())
+        self.head_gets(batch.sampled_rows.tolist())
         targets = [t for t in self._targets.values() if not wanted.isdisjoint(t.parts)]
         for target in targets:
             target.put()

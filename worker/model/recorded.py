@@ -110,9 +110,7 @@ class _Form:
             write_slots=self._inputs[2],
             spans=(),
             decodes=None,
-            rows=rows,
             sampled_rows=torch.arange(rows, device=device),
-            sampled=rows,
             pool=pool,
             kernel=attend,
         )

@@ -21,19 +21,18 @@ from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
 from worker.model.attention import ATTENTION, register
 from worker.model.batch import Layout, StepBatch, build_batch
-from worker.model.fetch import Progress, cache_root
+from worker.model.fetch import Progress
 from worker.model.hostkv import HostKv
 from worker.model.kernels.base import Kernel
 from worker.model.kernels.choose import choose
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
-from worker.model.native import DecodeKernel, NoKernel, load_kernel
 from worker.model.quantize import quantized
 from worker.model.recorded import RecordedDecode, Recorder
 from worker.model.sampler import Sampler
 from worker.model.scores import NOTHING_SCORED, Scored, score_prompts
 from worker.model.selfcheck import check_against_plain
-from worker.model.speedups import compile_model, decode_recorder
+from worker.model.speedups import compile_model, decode_recorder, takes_decodes, with_cpu_kernels
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel, load_model
 from worker.placement import allowed_cores, pinned_cores
@@ -68,7 +67,6 @@ class TorchRunner:
         *,
         threads: int = 0,
         rng: Random | None = None,
-        decode_kernel: DecodeKernel | None = None,
     ) -> None:
         register()
         self._loaded = loaded
@@ -82,8 +80,7 @@ class TorchRunner:
         self._layout = Layout(
             loaded.device,
             kernel=choose(loaded.device, list(self._pool.layers.values()), block_size),
-            least_rows=loaded.least_rows,
-            decode_kernel=decode_kernel,
+            cpu_kernels=loaded.cpu_kernels if takes_decodes(loaded) else None,
         )
         self._host: HostKv | None = None
         self.recorded: RecordedDecode | None = None
@@ -106,10 +103,10 @@ class TorchRunner:
             model.dtype,
             cache_dir=model.cache_dir,
             max_model_len=model.max_model_len,
-            pack=model.pack_weights and model.quantize == "none",
             progress=progress,
         )
         record = decode_recorder(loaded) if model.cuda_graphs else None
+        loaded = with_cpu_kernels(loaded, model, threads)
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
@@ -118,7 +115,6 @@ class TorchRunner:
             n_blocks,
             cache.block_size,
             threads=threads,
-            decode_kernel=_decode_kernel(loaded, model, threads),
         )
         runner._cores = cores
         host_bytes = int(cache.host_gib * 2**30)
@@ -131,9 +127,7 @@ class TorchRunner:
             raise ConfigError("model.path", model.path, f"not supported: {error}") from error
         if model.max_loras:
             runner.adapters.max_rank = model.max_lora_rank
-            runner.adapters.survey(
-                runner.logits, runner.block_size * runner.n_blocks, loaded.least_rows
-            )
+            runner.adapters.survey(runner.logits, runner.block_size * runner.n_blocks)
         if model.compile:
             runner.compile(progress)
         if record is not None:
@@ -314,19 +308,6 @@ class TorchRunner:
                 os.sched_setaffinity(0, self._cores)
             torch.set_num_threads(self._threads)
             self._owner = threading.get_ident()
-
-
-def _decode_kernel(loaded: LoadedModel, model: ModelConfig, threads: int) -> DecodeKernel | None:
-    """The kernel for decodes on a CPU, if it is wanted, fits the model, and can be had."""
-    heads = loaded.model.config.get_text_config(decoder=True).num_attention_heads
-    fits = all(DecodeKernel.takes(spec, heads) for spec in loaded.layers.values())
-    if loaded.device.type != "cpu" or not model.decode_kernel or not fits:
-        return None
-    try:
-        return load_kernel(cache_root(model.cache_dir) / "kernels", threads)
-    except (NoKernel, OSError) as error:
-        log.warning("decode_kernel_unavailable", reason=str(error), instead="torch's attention")
-        return None
 
 
 def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:

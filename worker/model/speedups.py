@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
+import structlog
+import torch
+
 from shared.errors import ConfigError
+from worker.config import ModelConfig
 from worker.model.compiled import CompiledForward
-from worker.model.fetch import Progress
+from worker.model.cpu_kernels import NoCpuKernels, load_cpu_kernels
+from worker.model.fetch import Progress, cache_root
+from worker.model.packed import pack_linears
 from worker.model.recorded import CudaRecorder, Recorder
 from worker.model.weights import LoadedModel
+
+log = structlog.get_logger(__name__)
 
 
 def compile_model(
@@ -18,11 +26,45 @@ def compile_model(
     progress("compiling the model (model.compile), which takes minutes")
     forward = CompiledForward(loaded.model, loaded.layers, backend)
     try:
-        forward.warm_up(loaded.layers, loaded.device, loaded.least_rows)
+        forward.warm_up(loaded.layers, loaded.device)
     except (RuntimeError, ImportError, TypeError) as error:
         reason = f"torch.compile fails on this model: {str(error).strip().splitlines()[0]}"
         raise ConfigError("model.compile", True, reason) from error
     return dataclasses.replace(loaded, compiled=forward)
+
+
+def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> LoadedModel:
+    """The model with the worker's own kernels, if it is on a CPU in float32 and they can be had.
+
+    Unless its weights are to be quantized or compiled, they are packed in place. Raises
+    ``ConfigError`` if the model does not run with packed weights.
+    """
+    if loaded.device.type != "cpu" or loaded.dtype != torch.float32 or not model.cpu_kernels:
+        return loaded
+    try:
+        kernels = load_cpu_kernels(cache_root(model.cache_dir) / "kernels", threads)
+    except (NoCpuKernels, OSError) as error:
+        log.warning("cpu_kernels_unavailable", reason=str(error), instead="torch's own functions")
+        return loaded
+    if model.quantize == "none" and not model.compile:
+        pack_linears(loaded.model, kernels)
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        try:
+            with torch.inference_mode():
+                loaded.model(input_ids=ids, use_cache=False, logits_to_keep=1)
+        except (AttributeError, TypeError) as error:  # it reads a layer's weight by itself
+            reason = f"does not fit this model ({error}): set it to false"
+            raise ConfigError("model.cpu_kernels", True, reason) from error
+    return dataclasses.replace(loaded, cpu_kernels=kernels)
+
+
+def takes_decodes(loaded: LoadedModel) -> bool:
+    """Whether the kernel for decodes takes every layer of the model."""
+    heads = loaded.model.config.get_text_config(decoder=True).num_attention_heads
+    kernels = loaded.cpu_kernels
+    return kernels is not None and all(
+        kernels.decodes(spec, heads) for spec in loaded.layers.values()
+    )
 
 
 def decode_recorder(loaded: LoadedModel) -> Recorder:

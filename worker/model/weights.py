@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from shared.errors import ConfigError
 from worker.model.batch import StepBatch
 from worker.model.compiled import CompiledForward
 from worker.model.convert import convert, convert_locked, converted_folder, is_converted, lock_path
+from worker.model.cpu_kernels import CpuKernels
 from worker.model.fetch import (
     DEFAULT_MODEL,
     DEFAULT_MODEL_NAME,
@@ -32,7 +33,6 @@ from worker.model.fetch import (
     sha256_of,
 )
 from worker.model.kvcache import LayerSpec
-from worker.model.packed import LEAST_ROWS, can_pack, pack_linears
 from worker.model.support import Unsupported, check_config, inspect_layers
 
 if TYPE_CHECKING:  # PretrainedConfig before version 5
@@ -62,8 +62,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     quantize: str = "none"
     """How its linear layers are held; see ``worker.model.quantize``."""
-    least_rows: int = 0
-    """Steps of fewer tokens are padded to so many."""
+    cpu_kernels: CpuKernels | None = None
+    """The worker's own kernels, if this model uses them."""
     compiled: CompiledForward | None = None
     """Runs in place of the model's own code if set."""
 
@@ -95,7 +95,7 @@ class LoadedModel:
                 paged=batch,
             )
         logits: Tensor = out.logits[0]
-        return logits[: batch.sampled] if rows is None else logits
+        return logits
 
     @contextmanager
     def layers_run_once(self) -> Iterator[None]:
@@ -129,7 +129,6 @@ def load_model(
     *,
     cache_dir: str = "",
     max_model_len: int = 0,
-    pack: bool = True,
     progress: Progress = lambda _: None,
 ) -> LoadedModel:
     """Load and check a model. ``progress`` is told in one line about anything that takes long.
@@ -146,10 +145,7 @@ def load_model(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_config(config)
         model = _read_weights(folder, config, what)
-        loaded = describe(
-            model.to(where), source=str(folder), name=name, max_model_len=max_model_len
-        )
-        return with_packed_weights(loaded) if pack else loaded
+        return describe(model.to(where), source=str(folder), name=name, max_model_len=max_model_len)
     except Unsupported as error:
         raise ConfigError("model.path", path, f"not supported: {error}") from error
     except (OSError, ValueError, ImportError) as error:
@@ -180,22 +176,6 @@ def describe(
         vocab_size=head().weight.shape[0],
         eos_token_ids=_eos_ids(model.generation_config, text),
     )
-
-
-def with_packed_weights(loaded: LoadedModel) -> LoadedModel:
-    """The same model with its linear layers packed in place, where that is possible.
-
-    Raises ``Unsupported`` if the model does not run with them.
-    """
-    if not can_pack(loaded.device, loaded.dtype) or not pack_linears(loaded.model):
-        return loaded
-    ids = torch.zeros(1, 2, dtype=torch.int64)
-    try:
-        with torch.inference_mode():
-            loaded.model(input_ids=ids, use_cache=False, logits_to_keep=1)
-    except (AttributeError, TypeError) as error:  # it reads a layer's weight by itself
-        raise Unsupported(f"packed weights ({error}): set model.pack_weights to false") from error
-    return replace(loaded, least_rows=LEAST_ROWS)
 
 
 def locate_model(path: str, cache_dir: str, progress: Progress) -> tuple[Path, str]:

@@ -1,4 +1,6 @@
-/* Attention of single queries over paged keys and values, float32.
+/* The worker's two kernels for CPUs, float32; compiled and called by cpu_kernels.py.
+ *
+ * ---- attention of single queries over paged keys and values ----
  *
  * One call serves every decoding sequence of a step in one layer. A sequence's KV is given as runs
  * of consecutive slots, so it is read where it lies, at the speed of memory, however scattered its
@@ -9,6 +11,7 @@
  *   runs     pairs (first slot, length); sequence s owns pairs first_run[s] .. first_run[s+1]-1
  */
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -163,4 +166,91 @@ int headwater_decode(const float *q, int64_t q_stride, const float *k, const flo
                    out + s * out_stride + h * group * dim, scale, (int)group, (int)(dim / 16));
     }
     return 0;
+}
+
+/* ---- products with packed weights ----
+ *
+ * Weights lie in panels of PANEL outputs: panel p holds, for each input k, the weights from k to its
+ * outputs. A tile of up to six rows keeps its sums in registers while the panel streams by. Each sum
+ * is built in the order of k whatever the number of rows, so a row does not depend on its batch.
+ */
+
+#ifdef __AVX512F__
+#define VECS 4 /* vectors of 16 sums a row: with six rows they fill 24 of 32 registers */
+#else
+#define VECS 1 /* a vector is two registers or more, and there are fewer of them */
+#endif
+#define PANEL (16 * VECS)
+#define ROWS 6
+#define L2_FLOATS 98304 /* of x that stay in the second cache level beside a panel */
+
+/* Outputs of a panel. */
+int64_t headwater_panel(void) { return PANEL; }
+
+/* packed has room for ceil(outputs / PANEL) * PANEL * inputs floats */
+void headwater_pack(const float *w, float *packed, int64_t outputs, int64_t inputs) {
+    for (int64_t p = 0; p * PANEL < outputs; p++)
+        for (int64_t k = 0; k < inputs; k++)
+            for (int64_t c = 0; c < PANEL; c++) {
+                const int64_t n = p * PANEL + c;
+                packed[(p * inputs + k) * PANEL + c] = n < outputs ? w[n * inputs + k] : 0;
+            }
+}
+
+INLINE void multiply(const float *x, int64_t x_stride, const float *w, const float *bias, float *out,
+                     int64_t out_stride, int64_t inputs, int64_t width, const int rows) {
+    vec sum[ROWS][VECS];
+    for (int m = 0; m < rows; m++)
+        for (int i = 0; i < VECS; i++) sum[m][i] = (vec){};
+    for (int64_t k = 0; k < inputs; k++) {
+        vec weight[VECS];
+        for (int i = 0; i < VECS; i++) weight[i] = load(w + k * PANEL + 16 * i);
+        for (int m = 0; m < rows; m++) {
+            const float factor = x[m * x_stride + k];
+            for (int i = 0; i < VECS; i++) sum[m][i] += factor * weight[i];
+        }
+    }
+    for (int m = 0; m < rows; m++) {
+        float *to = out + m * out_stride;
+        if (width == PANEL && !bias) {
+            for (int i = 0; i < VECS; i++) store(to + 16 * i, sum[m][i]);
+            continue;
+        }
+        float made[PANEL];
+        memcpy(made, sum[m], sizeof made);
+        for (int64_t c = 0; c < width; c++) to[c] = made[c] + (bias ? bias[c] : 0);
+    }
+}
+
+/* out[rows][outputs] = x[rows][inputs] . w^T + bias; bias may be NULL */
+void headwater_linear(const float *x, int64_t x_stride, const float *packed, const float *bias,
+                      float *out, int64_t rows, int64_t outputs, int64_t inputs, int threads) {
+    int64_t block = L2_FLOATS / inputs / ROWS * ROWS;
+    if (block < ROWS) block = ROWS;
+    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+    (void)threads;
+    for (int64_t first = 0; first < rows; first += block) {
+        const int64_t end = first + block < rows ? first + block : rows;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#endif
+        for (int64_t p = 0; p < panels; p++) {
+            const float *w = packed + p * inputs * PANEL, *b = bias ? bias + p * PANEL : NULL;
+            const int64_t width = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
+            for (int64_t m = first; m < end; m += ROWS) {
+                const float *from = x + m * x_stride;
+                float *to = out + m * outputs + p * PANEL;
+                switch (end - m) {
+                case 1: /* twice the same row: one alone reads memory more slowly */
+                    multiply(from, 0, w, b, to, 0, inputs, width, 2);
+                    break;
+                case 2: multiply(from, x_stride, w, b, to, outputs, inputs, width, 2); break;
+                case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, 3); break;
+                case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, 4); break;
+                case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, 5); break;
+                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, 6);
+                }
+            }
+        }
+    }
 }

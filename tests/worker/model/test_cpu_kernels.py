@@ -1,4 +1,4 @@
-"""Packed weights and the kernel for decodes give what torch's own layers and attention give."""
+"""The worker's own kernels give what torch's own layers and attention give."""
 
 from __future__ import annotations
 
@@ -9,64 +9,77 @@ from random import Random
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from torch import nn
 from torch.nn import functional
 
-from worker.model import native
+from shared.errors import ConfigError
+from worker.config import ModelConfig
+from worker.model import cpu_kernels
+from worker.model.cpu_kernels import CpuKernels, NoCpuKernels, load_cpu_kernels, runs_of
 from worker.model.kvcache import LayerKv, LayerSpec
-from worker.model.native import DecodeKernel, NoKernel, load_kernel, runs_of
-from worker.model.packed import LEAST_ROWS, PackedLinear, can_pack, pack_linears
+from worker.model.packed import PackedLinear, pack_linears
 from worker.model.runner import TorchRunner
-from worker.model.support import Unsupported
-from worker.model.weights import describe, with_packed_weights
+from worker.model.speedups import takes_decodes, with_cpu_kernels
+from worker.model.weights import describe
 
 pytestmark = pytest.mark.torch
-CPU = torch.device("cpu")
+TAKEN = ("llama", "qwen2", "mistral", "phi3", "gpt_neox", "opt")
+"""Of the families below, those whose heads and scores the kernel for decodes takes."""
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> DecodeKernel:
-    return load_kernel(tmp_path_factory.mktemp("kernels"), 1)
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> CpuKernels:
+    return load_cpu_kernels(tmp_path_factory.mktemp("kernels"), 1)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 48, 130])
-def test_a_packed_layer_computes_what_the_plain_one_does(rows: int, bias: bool) -> None:
+def test_a_packed_layer_computes_what_the_plain_one_does(
+    kernels: CpuKernels, rows: int, bias: bool
+) -> None:
     torch.manual_seed(rows)
     plain = nn.Linear(72, 40, bias=bias)
     x = torch.randn(1, rows, 72)
     with torch.inference_mode():
-        packed = PackedLinear(plain)(x)
+        packed = PackedLinear(plain, kernels)(x)
         assert packed.shape == (1, rows, 40)
         torch.testing.assert_close(packed, plain(x), rtol=1e-5, atol=1e-5)
 
 
-def test_only_plain_layers_are_packed_and_keep_their_sizes() -> None:
+def test_only_plain_layers_are_packed_and_keep_their_sizes(kernels: CpuKernels) -> None:
     class Own(nn.Linear):
         pass
 
     model = nn.ModuleDict({"a": nn.Linear(8, 4), "own": Own(8, 4), "in": nn.ModuleList()})
     model["in"].append(nn.Linear(4, 2))
-    assert pack_linears(model) == 2
+    model["wide"] = nn.Linear(8, 4, dtype=torch.float64)
+    assert pack_linears(model, kernels) == 2
+    assert type(model["wide"]) is nn.Linear
     assert isinstance(model["a"], PackedLinear)
     assert (model["a"].in_features, model["a"].out_features) == (8, 4)
     assert type(model["own"]) is Own
 
 
-def test_a_layer_that_comes_out_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(x: torch.Tensor, w: torch.Tensor, b: Any) -> torch.Tensor:
-        return (x @ w.T + b) * 1.01
+@pytest.mark.parametrize("part", [slice(None), slice(None, None, 2), slice(5, 6)])
+def test_rows_that_lie_apart_are_multiplied_as_well(kernels: CpuKernels, part: slice) -> None:
+    plain = nn.Linear(48, 100)
+    wide = torch.randn(9, 3 * 48)[part]
+    flipped = torch.randn(48, 9).t()[part]
+    with torch.inference_mode():
+        packed = PackedLinear(plain, kernels)
+        for x in (wide[:, 48:96], flipped, wide[:0, :48]):
+            torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
 
-    monkeypatch.setattr("worker.model.packed.functional.linear", wrong)
-    with pytest.raises(Unsupported):
-        pack_linears(nn.Sequential(nn.Linear(32, 16)))
 
-
-def test_double_precision_and_other_devices_are_left_alone() -> None:
-    assert can_pack(CPU, torch.float32)
-    assert not can_pack(CPU, torch.float64)
-    assert not can_pack(torch.device("meta"), torch.float32)
+def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels) -> None:
+    packed = PackedLinear(nn.Linear(200, 77), kernels)
+    x = torch.randn(64, 200)
+    with torch.inference_mode():
+        whole = packed(x)
+        for first, last in ((0, 1), (3, 5), (10, 17), (0, 63)):
+            assert torch.equal(packed(x[first:last]), whole[first:last])
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma2", "phi3", "gpt_neox", "opt"])
@@ -74,17 +87,13 @@ def test_families_answer_the_same_packed_and_with_the_kernel(
     kind: str,
     config_of_kind: Callable[..., Any],
     model_of: Callable[..., Any],
-    kernel: DecodeKernel,
+    tmp_path: Path,
 ) -> None:
     plain, twin = (describe(model_of(config_of_kind(kind), torch.float32)) for _ in range(2))
-    packed = with_packed_weights(twin)
-    assert packed.least_rows == LEAST_ROWS
-    heads = packed.model.config.num_attention_heads
-    fits = all(DecodeKernel.takes(spec, heads) for spec in packed.layers.values())
-    runners = (
-        TorchRunner(plain, 40, 4, threads=1),
-        TorchRunner(packed, 40, 4, threads=1, decode_kernel=kernel if fits else None),
-    )
+    packed = with_cpu_kernels(twin, ModelConfig(cache_dir=str(tmp_path)), 1)
+    assert any(isinstance(module, PackedLinear) for module in packed.model.modules())
+    assert takes_decodes(packed) == (kind in TAKEN)
+    runners = (TorchRunner(plain, 40, 4, threads=1), TorchRunner(packed, 40, 4, threads=1))
     runners[1].check()
     from worker.runner import Chunk, StepPlan
     from worker.sequence import SamplingParams
@@ -110,19 +119,19 @@ def test_families_answer_the_same_packed_and_with_the_kernel(
 
 
 def test_a_model_that_reads_its_weights_itself_names_the_setting(
-    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     loaded = describe(model_of(config_of_kind("llama"), torch.float32))
     first = loaded.model.model.layers[0].mlp
     first.forward = lambda x: functional.linear(x, first.down_proj.weight[:, : x.shape[-1]])
-    with pytest.raises(Unsupported, match="pack_weights"):
-        with_packed_weights(loaded)
+    with pytest.raises(ConfigError, match="cpu_kernels"):
+        with_cpu_kernels(loaded, ModelConfig(cache_dir=str(tmp_path)), 1)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("dim", [16, 64, 96, 128, 256])
 def test_the_kernel_attends_to_scattered_blocks_and_windows(
-    kernel: DecodeKernel, group: int, dim: int
+    kernels: CpuKernels, group: int, dim: int
 ) -> None:
     rng = Random(group * dim)
     kv_heads, block, n_blocks = 2, rng.choice([1, 3, 16]), 90
@@ -136,7 +145,7 @@ def test_the_kernel_attends_to_scattered_blocks_and_windows(
     for window in (None, 1, 7, 40 * block):
         layer = LayerKv(LayerSpec(kv_heads, dim, dim, torch.float32, window), keys, values)
         out = torch.full_like(query, torch.nan)
-        kernel.attend(query, layer, runs_of(tables, block, window), out, 0.2)
+        kernels.attend(query, layer, runs_of(tables, block, window), out, 0.2)
         for row, (blocks, length) in enumerate(tables):
             slots = [b * block + i for b in blocks for i in range(block)][:length]
             slots = slots[max(0, length - (window or length)) :]
@@ -148,25 +157,25 @@ def test_the_kernel_attends_to_scattered_blocks_and_windows(
             )
 
 
-def test_what_is_no_number_stays_visible(kernel: DecodeKernel) -> None:
+def test_what_is_no_number_stays_visible(kernels: CpuKernels) -> None:
     keys, values = torch.zeros(1, 32, 16), torch.ones(1, 32, 16)
     keys[0, 5] = torch.nan
     layer = LayerKv(LayerSpec(1, 16, 16, torch.float32, None), keys, values)
     query, out = torch.ones(2, 1, 16), torch.zeros(2, 1, 16)
-    kernel.attend(query, layer, runs_of([((0,), 16), ((1,), 16)], 16, None), out, 1.0)
+    kernels.attend(query, layer, runs_of([((0,), 16), ((1,), 16)], 16, None), out, 1.0)
     assert out[0].isnan().all()
     assert out[1].eq(1).all()
 
 
-def test_several_threads_give_the_same(tmp_path: Path, kernel: DecodeKernel) -> None:
+def test_several_threads_give_the_same(tmp_path: Path, kernels: CpuKernels) -> None:
     draw = torch.Generator().manual_seed(1)
     keys, values = (torch.randn(3, 640, 64, generator=draw) for _ in range(2))
     layer = LayerKv(LayerSpec(3, 64, 64, torch.float32, None), keys, values)
     query = torch.randn(9, 9, 64, generator=draw)
     runs = runs_of([(tuple(range(i, i + 30)), 470) for i in range(9)], 16, None)
     one, two = torch.empty_like(query), torch.empty_like(query)
-    kernel.attend(query, layer, runs, one, 0.125)
-    load_kernel(tmp_path, 2).attend(query, layer, runs, two, 0.125)
+    kernels.attend(query, layer, runs, one, 0.125)
+    load_cpu_kernels(tmp_path, 2).attend(query, layer, runs, two, 0.125)
     assert torch.equal(one, two)
 
 
@@ -175,8 +184,8 @@ def test_without_a_compiler_there_is_no_kernel(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(NoKernel, match="compiler"):
-        load_kernel(tmp_path, 1)
+    with pytest.raises(NoCpuKernels, match="compiler"):
+        load_cpu_kernels(tmp_path, 1)
 
 
 def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,28 +193,53 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     broken.write_text("#!/bin/sh\necho 'cc: out of order' >&2\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(NoKernel, match="out of order"):
-        load_kernel(tmp_path / "made", 1)
+    with pytest.raises(NoCpuKernels, match="out of order"):
+        load_cpu_kernels(tmp_path / "made", 1)
     assert not list((tmp_path / "made").iterdir())
 
 
-def test_a_kernel_with_wrong_results_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("acc[g][i] / total[g]", "acc[g][i] * 1.001f / total[g]"),
+        ("sum[m][i] += factor * weight[i]", "sum[m][i] -= factor * weight[i]"),
+        ("n < outputs ? w[n", "n + 1 < outputs ? w[n"),
+    ],
+)
+def test_kernels_with_wrong_results_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str
 ) -> None:
-    spoilt = tmp_path / "decode.c"
-    text = Path(native._SOURCE).read_text()
-    assert "acc[g][i] / total[g]" in text
-    spoilt.write_text(text.replace("acc[g][i] / total[g]", "acc[g][i] * 1.001f / total[g]"))
-    monkeypatch.setattr(native, "_SOURCE", spoilt)
-    with pytest.raises(NoKernel, match="differ"):
-        load_kernel(tmp_path, 1)
+    spoilt = tmp_path / "cpu_kernels.c"
+    text = Path(cpu_kernels._SOURCE).read_text()
+    assert right in text
+    spoilt.write_text(text.replace(right, wrong))
+    monkeypatch.setattr(cpu_kernels, "_SOURCE", spoilt)
+    with pytest.raises(NoCpuKernels, match="differs"):
+        load_cpu_kernels(tmp_path, 1)
+
+
+def test_without_kernels_the_model_stays_as_it_is(
+    config_of_kind: Callable[..., Any],
+    model_of: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = describe(model_of(config_of_kind("llama"), torch.float32))
+    assert with_cpu_kernels(loaded, ModelConfig(cpu_kernels=False), 1) is loaded
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with structlog.testing.capture_logs() as logs:
+        assert with_cpu_kernels(loaded, ModelConfig(cache_dir=str(tmp_path)), 1) is loaded
+    assert [line["event"] for line in logs] == ["cpu_kernels_unavailable"]
+    double = describe(model_of(config_of_kind("llama"), torch.float64))
+    assert with_cpu_kernels(double, ModelConfig(), 1) is double
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_kernel(tmp_path, 1)
+    load_cpu_kernels(tmp_path, 1)
     (made,) = tmp_path.iterdir()
     before = made.stat().st_mtime_ns
     assert shutil.which("cc")
-    load_kernel(tmp_path, 1)
+    load_cpu_kernels(tmp_path, 1)
     assert [made.stat().st_mtime_ns] == [before]
     assert list(tmp_path.iterdir()) == [made]

@@ -1,9 +1,9 @@
-"""The decode attention kernel for CPUs: ``decode.c``, compiled once with the compiler at hand.
+"""The worker's kernels for CPUs: ``cpu_kernels.c``, compiled once by the C compiler at hand.
 
-torch's own CPU attention works on query tiles; with the one to eight queries that a decoding
-sequence has per KV head it reads KV at less than half the speed of memory, and each sequence costs
-a call per layer. The kernel takes all decoding sequences of a step in one call and reads scattered
-blocks in place (ADR 8). Without a compiler, or if its results are off, torch's attention serves.
+torch is built for large products. A decoding step multiplies few rows with all weights and attends
+with one query a sequence: torch reads memory at half its speed then, and costs a call a sequence
+and layer. The kernels read at nearly the speed of memory, scattered KV blocks in place (ADR 8).
+Without a compiler, or if a result is off, torch's own functions serve, and the log says so.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from worker.model.kvcache import LayerKv, LayerSpec
 
-_SOURCE = Path(__file__).with_name("decode.c")
+_SOURCE = Path(__file__).with_name("cpu_kernels.c")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _LANE, _MOST_DIM, _MOST_GROUP = 16, 256, 8
 _TOLERANCE = 1e-4
 
 
-class NoKernel(Exception):
-    """Why there is none."""
+class NoCpuKernels(Exception):
+    """Why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,57 @@ class Runs:
     """int64 ``[sequences + 1]``"""
 
 
-class DecodeKernel:
-    """Attention of one query row a sequence. Thread-safe; ``threads`` share the sequences."""
+class CpuKernels:
+    """Typed calls into the compiled library. Thread-safe; ``threads`` share the work of a call."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self._call = library.headwater_decode
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._call.argtypes = [
+        pointer, number, threaded = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self._decode = library.headwater_decode
+        self._decode.argtypes = [
             *(pointer, number, pointer, pointer, number, pointer, pointer, pointer),
             *([number] * 5),
-            *(ctypes.c_float, ctypes.c_int),
+            *(ctypes.c_float, threaded),
         ]
-        self._call.restype = ctypes.c_int
+        self._decode.restype = ctypes.c_int
+        self._linear = library.headwater_linear
+        self._linear.argtypes = [pointer, number, *([pointer] * 3), *([number] * 3), threaded]
+        self._linear.restype = None
+        self._pack = library.headwater_pack
+        self._pack.argtypes, self._pack.restype = [pointer, pointer, number, number], None
+        library.headwater_panel.restype = number
+        self._panel: int = library.headwater_panel()
         self._threads = threads
 
+    def pack(self, weight: Tensor) -> Tensor:
+        """``weight`` ``[outputs, inputs]``, float32, in the form that :meth:`linear` reads."""
+        outputs, inputs = weight.shape
+        plain = weight.contiguous()
+        packed = torch.empty(-(-outputs // self._panel) * self._panel * inputs)
+        self._pack(plain.data_ptr(), packed.data_ptr(), outputs, inputs)
+        return packed
+
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+        """``x @ weight.T + bias``: ``[..., inputs]`` float32 to ``[..., outputs]``."""
+        inputs = x.shape[-1]
+        rows = x.reshape(-1, inputs)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        out = torch.empty(*x.shape[:-1], outputs)
+        self._linear(
+            rows.data_ptr(),
+            rows.stride(0),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            len(rows),
+            outputs,
+            inputs,
+            self._threads,
+        )
+        return out
+
     @staticmethod
-    def takes(spec: LayerSpec, query_heads: int) -> bool:
+    def decodes(spec: LayerSpec, query_heads: int) -> bool:
         """Whether a layer's shapes are compiled in."""
         return (
             spec.dtype == torch.float32
@@ -75,7 +111,7 @@ class DecodeKernel:
         kv_heads, slots, _ = layer.keys.shape
         if query.stride()[1:] != (dim, 1):
             query = query.contiguous()
-        failed = self._call(
+        failed = self._decode(
             query.data_ptr(),
             query.stride(0),
             layer.keys.data_ptr(),
@@ -114,39 +150,47 @@ def runs_of(tables: list[tuple[tuple[int, ...], int]], block_size: int, window: 
     return Runs(torch.from_numpy(np.concatenate(parts)), torch.tensor(first))
 
 
-def load_kernel(folder: Path, threads: int) -> DecodeKernel:
-    """Compile unless ``folder`` has it, load, compare with torch. Raises ``NoKernel``."""
-    compiler = next(
-        filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "clang"))), None
-    )
+def load_cpu_kernels(folder: Path, threads: int) -> CpuKernels:
+    """Compile unless ``folder`` has them, load, compare with torch. Raises ``NoCpuKernels``."""
+    names = (os.environ.get("CC", ""), "cc", "clang")
+    compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        raise NoKernel("no C compiler was found")
+        raise NoCpuKernels("no C compiler was found")
     try:
         library = ctypes.CDLL(str(_compiled(compiler, folder)))
     except OSError as error:
-        raise NoKernel(str(error)) from error
-    kernel = DecodeKernel(library, threads)
-    _check(kernel)
-    return kernel
+        raise NoCpuKernels(str(error)) from error
+    kernels = CpuKernels(library, threads)
+    _check_decode(kernels)
+    _check_linear(kernels)
+    return kernels
 
 
 def _compiled(compiler: str, folder: Path) -> Path:
     """The shared library for this source, this compiler and this kind of CPU."""
     facts = (_SOURCE.read_text(), compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    target = folder / f"decode-{digest[:16]}.so"
+    target = folder / f"kernels-{digest[:16]}.so"
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / target.name
-        for extra in (("-fopenmp",), ()):
-            command = [compiler, *_FLAGS, *extra, str(_SOURCE), "-o", str(made), "-lm"]
+        # Threads of torch's own OpenMP, if it can be linked to: two of them would keep two sets.
+        for extra in ([*_openmp(), "-fopenmp"], ["-fopenmp"], []):
+            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), *extra, "-lm"]
             reason = _run(command)
             if reason is None:
                 os.replace(made, target)  # workers that start together may both get here
                 return target
-    raise NoKernel(f"{compiler} failed: {reason}")
+    raise NoCpuKernels(f"{compiler} failed: {reason}")
+
+
+def _openmp() -> list[str]:
+    """The OpenMP library that comes with torch."""
+    root = Path(torch.__file__).parent
+    places = (root / "lib", root.with_name("torch.libs"))
+    return [str(found) for place in places for found in sorted(place.glob("libgomp*.so*"))][:1]
 
 
 def _run(command: list[str]) -> str | None:
@@ -168,7 +212,7 @@ def _version(compiler: str) -> str:
             [compiler, "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernel(f"{compiler}: {error}") from error
+        raise NoCpuKernels(f"{compiler}: {error}") from error
     return done.stdout
 
 
@@ -180,8 +224,8 @@ def _cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _check(kernel: DecodeKernel) -> None:
-    """Raises ``NoKernel`` if scattered and windowed sequences come out otherwise than by hand."""
+def _check_decode(kernels: CpuKernels) -> None:
+    """Raises ``NoCpuKernels`` if scattered or windowed sequences come out otherwise."""
     random = torch.Generator().manual_seed(7)
     block, n_blocks, kv_heads, group = 4, 64, 2, 3
     for dim in (16, 64, 80, 128):
@@ -195,11 +239,26 @@ def _check(kernel: DecodeKernel) -> None:
         query = torch.randn(len(tables), kv_heads * group, dim, generator=random)
         for window in (None, 50):
             out = torch.empty_like(query)
-            kernel.attend(query, layer, runs_of(tables, block, window), out, 0.3)
+            kernels.attend(query, layer, runs_of(tables, block, window), out, 0.3)
             for line, (blocks, length) in enumerate(tables):
                 slots = (torch.tensor(blocks)[:, None] * block + torch.arange(block)).reshape(-1)
                 slots = slots[max(0, length - (window or length)) : length]
                 scores = query[line].view(kv_heads, group, dim) @ keys[:, slots].transpose(1, 2)
                 wanted = (scores * 0.3).softmax(-1) @ values[:, slots]
                 if not float((out[line] - wanted.view(-1, dim)).abs().max()) < _TOLERANCE:
-                    raise NoKernel(f"its results for heads of {dim} differ from torch's")
+                    raise NoCpuKernels(f"attention with heads of {dim} differs from torch's")
+
+
+def _check_linear(kernels: CpuKernels) -> None:
+    """Raises ``NoCpuKernels`` if a product comes out otherwise than torch's."""
+    random = torch.Generator().manual_seed(7)
+    for rows, inputs, outputs in ((1, 40, 64), (2, 33, 70), (6, 64, 129), (13, 20, 16), (95, 9, 3)):
+        x, weight, bias = (
+            torch.randn(*shape, generator=random)
+            for shape in ((rows, inputs), (outputs, inputs), (outputs,))
+        )
+        packed = kernels.pack(weight)
+        for b in (None, bias):
+            wanted = functional.linear(x, weight, b)
+            if not float((kernels.linear(x, packed, b, outputs) - wanted).abs().max()) < _TOLERANCE:
+                raise NoCpuKernels(f"a product of {rows} rows differs from torch's")
