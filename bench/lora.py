@@ -70,7 +70,7 @@ def adapter(model: Any, folder: Path, rank: int, targets: str) -> None:
 
 def peft_runner(path: str, folder: Path) -> TorchRunner:
     """A model of its own with one adapter, put in by PEFT."""
-    loaded = load_model(path, pack=False)
+    loaded = load_model(path)
     wrapped = peft.PeftModel.from_pretrained(loaded.model, str(folder))
     wrapped.eval()
     return TorchRunner(loaded, ROOM, BLOCK, threads=1)
@@ -78,7 +78,7 @@ def peft_runner(path: str, folder: Path) -> TorchRunner:
 
 def runner(path: str, *, pack: bool = True) -> TorchRunner:
     """A runner as a worker has it."""
-    model = ModelConfig(path=path, threads=1, pack_weights=pack)
+    model = ModelConfig(path=path, threads=1, cpu_kernels=pack)
     return TorchRunner.load(model, CacheConfig(kv_blocks=ROOM, block_size=BLOCK))
 
 

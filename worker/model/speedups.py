@@ -9,11 +9,13 @@ import torch
 
 from shared.errors import ConfigError
 from worker.config import ModelConfig
+from worker.model.attention import register
 from worker.model.compiled import CompiledForward
 from worker.model.cpu_kernels import NoCpuKernels, load_cpu_kernels
 from worker.model.fetch import Progress, cache_root
 from worker.model.packed import pack_linears
 from worker.model.recorded import CudaRecorder, Recorder
+from worker.model.selfcheck import plain_logits
 from worker.model.weights import LoadedModel
 
 log = structlog.get_logger(__name__)
@@ -48,10 +50,10 @@ def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> L
         return loaded
     if model.quantize == "none" and not model.compile:
         pack_linears(loaded.model, kernels)
-        ids = torch.zeros(1, 2, dtype=torch.int64)
+        register()
         try:
             with torch.inference_mode():
-                loaded.model(input_ids=ids, use_cache=False, logits_to_keep=1)
+                plain_logits(loaded)
         except (AttributeError, TypeError) as error:  # it reads a layer's weight by itself
             reason = f"does not fit this model ({error}): set it to false"
             raise ConfigError("model.cpu_kernels", True, reason) from error

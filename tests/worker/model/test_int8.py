@@ -22,8 +22,9 @@ from worker.model.int8 import Int8Linear, SharedProduct, quantize_linears
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
 from worker.model.selfcheck import check_against_plain, distance
+from worker.model.speedups import with_cpu_kernels
 from worker.model.support import Unsupported
-from worker.model.weights import describe, with_packed_weights
+from worker.model.weights import describe
 from worker.runner import Chunk, StepPlan
 from worker.sequence import SamplingParams
 
@@ -152,10 +153,10 @@ def test_the_stand_in_looks_like_the_layer() -> None:
 
 
 def test_layers_that_are_packed_already_are_not_taken_for_quantized(
-    config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+    config_of_kind: Callable[..., Any], model_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     loaded = describe(model_of(config_of_kind("llama"), torch.float32))
-    with_packed_weights(loaded)
+    with_cpu_kernels(loaded, ModelConfig(cache_dir=str(tmp_path)), 1)
     with pytest.raises(ConfigError, match=r"model\.quantize.*there are none"):
         quantized(loaded, 5)
 

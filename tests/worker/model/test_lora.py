@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from shared.blocks import Scope
 from shared.paging import BlockPool
 from worker.adapterfiles import AdapterRefused
-from worker.model.packed import LEAST_ROWS, pack_linears
+from worker.config import ModelConfig
+from worker.model.packed import PackedLinear
 from worker.model.runner import TorchRunner
+from worker.model.speedups import with_cpu_kernels
 from worker.model.weights import describe
 from worker.runner import Chunk, RunnerError, StepPlan
 from worker.scheduler import Scheduler
@@ -258,10 +260,10 @@ def test_an_adapter_of_the_output_layer_on_packed_weights(
 ) -> None:
     model = driver("llama", block_size=SIZE, n_blocks=20).loaded.model.to(torch.float32)
     reference = make_adapter(model, tmp_path / "x", 1, target_modules=["lm_head", "down_proj"])
-    packed = replace(describe(model), least_rows=LEAST_ROWS)
-    assert pack_linears(model)
+    packed = with_cpu_kernels(describe(model), ModelConfig(cache_dir=str(tmp_path)), 1)
+    assert any(isinstance(module, PackedLinear) for module in model.modules())
     runner = TorchRunner(packed, 20, SIZE, threads=1)
-    runner.adapters.survey(runner.logits, 20 * SIZE, LEAST_ROWS)
+    runner.adapters.survey(runner.logits, 20 * SIZE)
     runner.adapters.install("x", runner.adapters.read(str(tmp_path / "x")))
     prompt = tuple(prompt_of(21))
     chunk = Chunk("x", 0, prompt, (0, 1, 2), True, GREEDY, adapter="x")
