@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define TILE 64
+#define TILE 32 /* keys */
 #define MAX_GROUP 8
 #define MAX_LANES 16 /* vectors of 16 floats in a head: dim <= 256 */
 #define INLINE static inline __attribute__((always_inline))
@@ -75,12 +75,37 @@ INLINE vec exp_of(vec x) {
     return p * (vec)((whole + 127) << 23);
 }
 
-/* Queries of one KV head against one sequence. `group` and `lanes` are constants where it matters. */
+/* The slots of one sequence in their order, a tile at a time, whatever runs they lie in. */
+typedef struct {
+    const int64_t *run;
+    int64_t runs, at;
+} walk;
+
+INLINE int next_tile(walk *from, int64_t slot[TILE]) {
+    int n = 0;
+    while (from->runs && n < TILE) {
+        int64_t take = from->run[1] - from->at;
+        if (take > TILE - n) take = TILE - n;
+        for (int64_t i = 0; i < take; i++) slot[n++] = from->run[0] + from->at + i;
+        from->at += take;
+        if (from->at == from->run[1]) {
+            from->run += 2;
+            from->runs--;
+            from->at = 0;
+        }
+    }
+    return n;
+}
+
+/* Queries of one KV head against one sequence. `group` and `lanes` are constants where it matters.
+ * While keys are read, the values of the same slots are fetched, and the next keys meanwhile. */
 INLINE void attend(const float *q, const float *k, const float *v, const int64_t *runs, int64_t n_runs,
                    float *out, float scale, const int group, const int lanes) {
     const int dim = lanes * 16;
     vec query[MAX_GROUP][MAX_LANES], acc[MAX_GROUP][MAX_LANES];
     float highest[MAX_GROUP], total[MAX_GROUP], score[MAX_GROUP][TILE];
+    int64_t slots[2][TILE];
+    walk from = {runs, n_runs, 0};
     for (int g = 0; g < group; g++) {
         highest[g] = -INFINITY;
         total[g] = 0;
@@ -89,48 +114,57 @@ INLINE void attend(const float *q, const float *k, const float *v, const int64_t
             acc[g][i] = (vec){};
         }
     }
-    for (int64_t r = 0; r < n_runs; r++) {
-        for (int64_t at = 0; at < runs[2 * r + 1]; at += TILE) {
-            const int64_t slot = runs[2 * r] + at, left = runs[2 * r + 1] - at;
-            const int n = left < TILE ? (int)left : TILE;
-            for (int j = 0; j < n; j += 16)
-                for (int g = 0; g < group; g++) {
-                    vec part[16];
-                    for (int c = 0; c < 16; c++) {
-                        /* beyond the end the last key is read again, and not counted below */
-                        const float *row = k + (slot + (j + c < n ? j + c : n - 1)) * dim;
-                        part[c] = query[g][0] * load(row);
-                        for (int i = 1; i < lanes; i++) part[c] += query[g][i] * load(row + i * 16);
-                    }
-                    store(score[g] + j, sums_of(part));
-                }
-            const int end = (n + 15) / 16 * 16;
-            for (int g = 0; g < group; g++) {
-                for (int j = n; j < end; j++) score[g][j] = -INFINITY;
-                vec high = (vec){} + highest[g];
-                for (int j = 0; j < end; j += 16) high = larger(load(score[g] + j), high);
-                float best = high[0];
-                for (int i = 1; i < 16; i++) best = high[i] > best ? high[i] : best;
-                vec weights = (vec){};
-                for (int j = 0; j < end; j += 16) {
-                    vec w = exp_of(load(score[g] + j) - best);
-                    store(score[g] + j, w);
-                    weights += w;
-                }
-                const float shrink = expf(highest[g] - best);
-                highest[g] = best;
-                /* padding of the last vector weighs 1e-38 each: nothing */
-                total[g] = total[g] * shrink + sum_of(weights);
-                for (int i = 0; i < lanes; i++) acc[g][i] *= shrink;
+    int n = next_tile(&from, slots[0]);
+    for (int turn = 0; n; turn ^= 1) {
+        const int64_t *slot = slots[turn], *later = slots[turn ^ 1];
+        const int n_later = next_tile(&from, slots[turn ^ 1]);
+        for (int j = 0; j < n; j += 16) {
+            const float *row[16];
+            for (int c = 0; c < 16; c++) {
+                /* beyond the end the last key is read again, and not counted below */
+                const int64_t at = slot[j + c < n ? j + c : n - 1] * dim;
+                row[c] = k + at;
+                for (int i = 0; i < lanes; i++) __builtin_prefetch(v + at + i * 16, 0, 2);
             }
-            for (int j = 0; j < n; j++) {
-                const float *row = v + (slot + j) * dim;
-                for (int i = 0; i < lanes; i++) {
-                    const vec value = load(row + i * 16);
-                    for (int g = 0; g < group; g++) acc[g][i] += score[g][j] * value;
+            for (int g = 0; g < group; g++) {
+                vec part[16];
+                for (int c = 0; c < 16; c++) {
+                    part[c] = query[g][0] * load(row[c]);
+                    for (int i = 1; i < lanes; i++) part[c] += query[g][i] * load(row[c] + i * 16);
                 }
+                store(score[g] + j, sums_of(part));
             }
         }
+        const int end = (n + 15) / 16 * 16;
+        for (int g = 0; g < group; g++) {
+            for (int j = n; j < end; j++) score[g][j] = -INFINITY;
+            vec high = (vec){} + highest[g];
+            for (int j = 0; j < end; j += 16) high = larger(load(score[g] + j), high);
+            float best = high[0];
+            for (int i = 1; i < 16; i++) best = high[i] > best ? high[i] : best;
+            vec weights = (vec){};
+            for (int j = 0; j < end; j += 16) {
+                vec w = exp_of(load(score[g] + j) - best);
+                store(score[g] + j, w);
+                weights += w;
+            }
+            const float shrink = expf(highest[g] - best);
+            highest[g] = best;
+            /* padding of the last vector weighs 1e-38 each: nothing */
+            total[g] = total[g] * shrink + sum_of(weights);
+            for (int i = 0; i < lanes; i++) acc[g][i] *= shrink;
+        }
+        for (int j = 0; j < n; j++) {
+            const float *row = v + slot[j] * dim;
+            if (j < n_later)
+                for (int i = 0; i < lanes; i++)
+                    __builtin_prefetch(k + later[j] * dim + i * 16, 0, 2);
+            for (int i = 0; i < lanes; i++) {
+                const vec value = load(row + i * 16);
+                for (int g = 0; g < group; g++) acc[g][i] += score[g][j] * value;
+            }
+        }
+        n = n_later;
     }
     for (int g = 0; g < group; g++)
         for (int i = 0; i < lanes; i++) store(out + g * dim + i * 16, acc[g][i] / total[g]);

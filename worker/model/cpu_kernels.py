@@ -2,7 +2,7 @@
 
 torch is built for large products. A decoding step multiplies few rows with all weights and attends
 with one query a sequence: torch reads memory at half its speed then, and costs a call a sequence
-and layer. The kernels read at nearly the speed of memory, scattered KV blocks in place (ADR 8).
+and layer. The kernels read at nearly the speed of memory, scattered KV blocks in place (ADR 9).
 Without a compiler, or if a result is off, torch's own functions serve, and the log says so.
 """
 
