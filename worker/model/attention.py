@@ -45,7 +45,7 @@ def paged_attention(
     """
     batch: StepBatch = context["paged"]
     layer = batch.pool.layers[module]
-    layer.write(batch.write_slots, key[0], value[0])
+    batch.write(layer, key[0], value[0])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if batch.kernel is not None:
         return batch.kernel(query[0], layer, scale)[None], None

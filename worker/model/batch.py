@@ -57,6 +57,10 @@ class Decodes:
         self._block_size = block_size
         self._runs: dict[int | None, Runs] = {}
 
+    def store(self, layer: LayerKv, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """KV of a whole step, which this kernel also writes faster than torch."""
+        self._kernels.store(layer, slots, key, value)
+
     def attend(self, query: Tensor, layer: LayerKv, out: Tensor, scale: float) -> None:
         """Attention of these rows of ``query`` and ``out`` ``[T, Hq, D]``."""
         window = layer.spec.window
@@ -90,6 +94,13 @@ class StepBatch:
     pool: KvPool
     kernel: Attend | None
     """Set if one kernel serves all spans; their slots then stay on the CPU."""
+
+    def write(self, layer: LayerKv, key: Tensor, value: Tensor) -> None:
+        """Store the step's ``key`` and ``value`` ``[kv_heads, T, dim]``."""
+        if self.decodes is not None and isinstance(self.write_slots, Tensor):
+            self.decodes.store(layer, self.write_slots, key, value)
+        else:
+            layer.write(self.write_slots, key, value)
 
     @property
     def views(self) -> int:

@@ -205,17 +205,19 @@ int headwater_decode(const float *q, int64_t q_stride, const float *k, const flo
 /* ---- products with packed weights ----
  *
  * Weights lie in panels of PANEL outputs: panel p holds, for each input k, the weights from k to its
- * outputs. A tile of up to six rows keeps its sums in registers while the panel streams by. Each sum
+ * outputs. A tile of a few rows keeps its sums in registers while the panel streams by. Each sum
  * is built in the order of k whatever the number of rows, so a row does not depend on its batch.
  */
 
+/* A tile is ROWS rows of VECS vectors of 16 sums, which fill three quarters of the registers. */
 #ifdef __AVX512F__
-#define VECS 4 /* vectors of 16 sums a row: with six rows they fill 24 of 32 registers */
-#else
-#define VECS 1 /* a vector is two registers or more, and there are fewer of them */
+#define VECS 3
+#define ROWS 8
+#else /* a vector takes two registers or more, and there are fewer of them */
+#define VECS 1
+#define ROWS 6
 #endif
 #define PANEL (16 * VECS)
-#define ROWS 6
 #define L2_FLOATS 98304 /* of x that stay in the second cache level beside a panel */
 
 /* Outputs of a panel. */
@@ -282,9 +284,39 @@ void headwater_linear(const float *x, int64_t x_stride, const float *packed, con
                 case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, 3); break;
                 case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, 4); break;
                 case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, 5); break;
-                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, 6);
+#if ROWS > 6
+                case 6: multiply(from, x_stride, w, b, to, outputs, inputs, width, 6); break;
+                case 7: multiply(from, x_stride, w, b, to, outputs, inputs, width, 7); break;
+#endif
+                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, ROWS);
                 }
             }
         }
     }
+}
+
+/* ---- what is small, and called for every layer ---- */
+
+/* out = x / sqrt(mean(x^2) + eps) * (offset + weight), a row at a time; rows of `out` are dense */
+void headwater_norm(const float *x, int64_t x_stride, const float *weight, float *out, int64_t rows,
+                    int64_t size, float eps, float offset) {
+    for (int64_t r = 0; r < rows; r++, x += x_stride, out += size) {
+        vec squares = (vec){};
+        int64_t i = 0;
+        for (; i + 16 <= size; i += 16) squares += load(x + i) * load(x + i);
+        float sum = sum_of(squares);
+        for (; i < size; i++) sum += x[i] * x[i];
+        const float factor = 1.0f / sqrtf(sum / (float)size + eps);
+        for (i = 0; i < size; i++) out[i] = x[i] * factor * (offset + weight[i]);
+    }
+}
+
+/* cache[head][slot[t]][dim] = new[head][t][dim], with the strides of `new` */
+void headwater_store(float *cache, int64_t slots, const float *new, int64_t head_stride,
+                     int64_t row_stride, const int64_t *slot, int64_t rows, int64_t heads,
+                     int64_t dim) {
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t t = 0; t < rows; t++)
+            memcpy(cache + (h * slots + slot[t]) * dim, new + h * head_stride + t * row_stride,
+                   (size_t)dim * sizeof(float));
 }

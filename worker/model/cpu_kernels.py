@@ -1,4 +1,4 @@
-"""The worker's kernels for CPUs: ``cpu_kernels.c``, compiled once by the C compiler at hand.
+"""The worker's kernels for CPUs: ``cpu_kernels.c``, compiled by ``cpu_compile.py``.
 
 torch is built for large products. A decoding step multiplies few rows with all weights and attends
 with one query a sequence: torch reads memory at half its speed then, and costs a call a sequence
@@ -9,30 +9,15 @@ Without a compiler, or if a result is off, torch's own functions serve, and the 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from worker.model.kvcache import LayerKv, LayerSpec
 
-_SOURCE = Path(__file__).with_name("cpu_kernels.c")
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-_COMPILE_S = 120.0
 _LANE, _MOST_DIM, _MOST_GROUP = 16, 256, 8
-_TOLERANCE = 1e-4
-
-
-class NoCpuKernels(Exception):
-    """Why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +47,15 @@ class CpuKernels:
         self._linear.restype = None
         self._pack = library.headwater_pack
         self._pack.argtypes, self._pack.restype = [pointer, pointer, number, number], None
+        self._norm = library.headwater_norm
+        self._norm.argtypes = [
+            *(pointer, number, pointer, pointer, number, number),
+            *(ctypes.c_float, ctypes.c_float),
+        ]
+        self._norm.restype = None
+        self._store = library.headwater_store
+        self._store.argtypes = [pointer, number, pointer, number, number, pointer, *([number] * 3)]
+        self._store.restype = None
         library.headwater_panel.restype = number
         self._panel: int = library.headwater_panel()
         self._threads = threads
@@ -77,9 +71,7 @@ class CpuKernels:
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """``x @ weight.T + bias``: ``[..., inputs]`` float32 to ``[..., outputs]``."""
         inputs = x.shape[-1]
-        rows = x.reshape(-1, inputs)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
+        rows = _rows(x)
         out = torch.empty(*x.shape[:-1], outputs)
         self._linear(
             rows.data_ptr(),
@@ -93,6 +85,37 @@ class CpuKernels:
             self._threads,
         )
         return out
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dimension, float32."""
+        rows = _rows(x)
+        out = torch.empty(x.shape)
+        self._norm(
+            rows.data_ptr(),
+            rows.stride(0),
+            weight.data_ptr(),
+            out.data_ptr(),
+            *rows.shape,
+            eps,
+            offset,
+        )
+        return out
+
+    def store(self, layer: LayerKv, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """``layer.write`` for a few scattered slots ``[T]``, int64."""
+        for cache, new in ((layer.keys, key), (layer.values, value)):
+            part = new if new.stride(2) == 1 else new.contiguous()
+            self._store(
+                cache.data_ptr(),
+                cache.shape[1],
+                part.data_ptr(),
+                part.stride(0),
+                part.stride(1),
+                slots.data_ptr(),
+                len(slots),
+                cache.shape[0],
+                cache.shape[2],
+            )
 
     @staticmethod
     def decodes(spec: LayerSpec, query_heads: int) -> bool:
@@ -132,6 +155,12 @@ class CpuKernels:
             raise RuntimeError(f"the decode kernel does not take {heads} heads of {dim}")
 
 
+def _rows(x: Tensor) -> Tensor:
+    """``[rows, last dimension]``, each row in one piece."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
 def runs_of(tables: list[tuple[tuple[int, ...], int]], block_size: int, window: int | None) -> Runs:
     """Runs of consecutive slots of each sequence's ``(blocks, length)``, seen through a window."""
     parts: list[np.ndarray] = []
@@ -148,117 +177,3 @@ def runs_of(tables: list[tuple[tuple[int, ...], int]], block_size: int, window: 
         parts.append(part)
         first.append(first[-1] + len(part))
     return Runs(torch.from_numpy(np.concatenate(parts)), torch.tensor(first))
-
-
-def load_cpu_kernels(folder: Path, threads: int) -> CpuKernels:
-    """Compile unless ``folder`` has them, load, compare with torch. Raises ``NoCpuKernels``."""
-    names = (os.environ.get("CC", ""), "cc", "clang")
-    compiler = next(filter(None, map(shutil.which, names)), None)
-    if compiler is None:
-        raise NoCpuKernels("no C compiler was found")
-    try:
-        library = ctypes.CDLL(str(_compiled(compiler, folder)))
-    except OSError as error:
-        raise NoCpuKernels(str(error)) from error
-    kernels = CpuKernels(library, threads)
-    _check_decode(kernels)
-    _check_linear(kernels)
-    return kernels
-
-
-def _compiled(compiler: str, folder: Path) -> Path:
-    """The shared library for this source, this compiler and this kind of CPU."""
-    facts = (_SOURCE.read_text(), compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
-    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    target = folder / f"kernels-{digest[:16]}.so"
-    if target.is_file():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / target.name
-        # Threads of torch's own OpenMP, if it can be linked to: two of them would keep two sets.
-        for extra in ([*_openmp(), "-fopenmp"], ["-fopenmp"], []):
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), *extra, "-lm"]
-            reason = _run(command)
-            if reason is None:
-                os.replace(made, target)  # workers that start together may both get here
-                return target
-    raise NoCpuKernels(f"{compiler} failed: {reason}")
-
-
-def _openmp() -> list[str]:
-    """The OpenMP library that comes with torch."""
-    root = Path(torch.__file__).parent
-    places = (root / "lib", root.with_name("torch.libs"))
-    return [str(found) for place in places for found in sorted(place.glob("libgomp*.so*"))][:1]
-
-
-def _run(command: list[str]) -> str | None:
-    """None if the command succeeded, else why not, in one line."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_COMPILE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return None
-    return next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
-
-
-def _version(compiler: str) -> str:
-    try:
-        done = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCpuKernels(f"{compiler}: {error}") from error
-    return done.stdout
-
-
-def _cpu() -> str:
-    """What ``-march=native`` depends on: a folder may be shared between machines."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    wanted = ("flags", "model", "cpu family", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
-
-
-def _check_decode(kernels: CpuKernels) -> None:
-    """Raises ``NoCpuKernels`` if scattered or windowed sequences come out otherwise."""
-    random = torch.Generator().manual_seed(7)
-    block, n_blocks, kv_heads, group = 4, 64, 2, 3
-    for dim in (16, 64, 80, 128):
-        spec = LayerSpec(kv_heads, dim, dim, torch.float32, None)
-        keys, values = (
-            torch.randn(kv_heads, n_blocks * block, dim, generator=random) for _ in range(2)
-        )
-        layer = LayerKv(spec, keys, values)
-        order = torch.randperm(n_blocks, generator=random).tolist()
-        tables = [(tuple(range(5, 40)), 137), (tuple(order[:30]), 117), ((order[31],), 1)]
-        query = torch.randn(len(tables), kv_heads * group, dim, generator=random)
-        for window in (None, 50):
-            out = torch.empty_like(query)
-            kernels.attend(query, layer, runs_of(tables, block, window), out, 0.3)
-            for line, (blocks, length) in enumerate(tables):
-                slots = (torch.tensor(blocks)[:, None] * block + torch.arange(block)).reshape(-1)
-                slots = slots[max(0, length - (window or length)) : length]
-                scores = query[line].view(kv_heads, group, dim) @ keys[:, slots].transpose(1, 2)
-                wanted = (scores * 0.3).softmax(-1) @ values[:, slots]
-                if not float((out[line] - wanted.view(-1, dim)).abs().max()) < _TOLERANCE:
-                    raise NoCpuKernels(f"attention with heads of {dim} differs from torch's")
-
-
-def _check_linear(kernels: CpuKernels) -> None:
-    """Raises ``NoCpuKernels`` if a product comes out otherwise than torch's."""
-    random = torch.Generator().manual_seed(7)
-    for rows, inputs, outputs in ((1, 40, 64), (2, 33, 70), (6, 64, 129), (13, 20, 16), (95, 9, 3)):
-        x, weight, bias = (
-            torch.randn(*shape, generator=random)
-            for shape in ((rows, inputs), (outputs, inputs), (outputs,))
-        )
-        packed = kernels.pack(weight)
-        for b in (None, bias):
-            wanted = functional.linear(x, weight, b)
-            if not float((kernels.linear(x, packed, b, outputs) - wanted).abs().max()) < _TOLERANCE:
-                raise NoCpuKernels(f"a product of {rows} rows differs from torch's")

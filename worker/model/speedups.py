@@ -11,9 +11,9 @@ from shared.errors import ConfigError
 from worker.config import ModelConfig
 from worker.model.attention import register
 from worker.model.compiled import CompiledForward
-from worker.model.cpu_kernels import NoCpuKernels, load_cpu_kernels
+from worker.model.cpu_compile import NoCpuKernels, load_cpu_kernels
 from worker.model.fetch import Progress, cache_root
-from worker.model.packed import pack_linears
+from worker.model.packed import pack_linears, replace_norms
 from worker.model.recorded import CudaRecorder, Recorder
 from worker.model.selfcheck import plain_logits
 from worker.model.weights import LoadedModel
@@ -50,6 +50,7 @@ def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> L
         return loaded
     if model.quantize == "none" and not model.compile:
         pack_linears(loaded.model, kernels)
+        replace_norms(loaded.model, kernels)
         register()
         try:
             with torch.inference_mode():

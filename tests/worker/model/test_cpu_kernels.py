@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from shared.errors import ConfigError
 from worker.config import ModelConfig
-from worker.model import cpu_kernels
-from worker.model.cpu_kernels import CpuKernels, NoCpuKernels, load_cpu_kernels, runs_of
+from worker.model import cpu_compile
+from worker.model.cpu_compile import NoCpuKernels, load_cpu_kernels
+from worker.model.cpu_kernels import CpuKernels, runs_of
 from worker.model.kvcache import LayerKv, LayerSpec
-from worker.model.packed import PackedLinear, pack_linears
+from worker.model.packed import KernelNorm, PackedLinear, pack_linears, replace_norms
 from worker.model.runner import TorchRunner
 from worker.model.speedups import takes_decodes, with_cpu_kernels
 from worker.model.weights import describe
@@ -71,6 +72,55 @@ def test_rows_that_lie_apart_are_multiplied_as_well(kernels: CpuKernels, part: s
         packed = PackedLinear(plain, kernels)
         for x in (wide[:, 48:96], flipped, wide[:0, :48]):
             torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3", "olmo2", "opt"])
+def test_norms_that_are_computed_alike_are_replaced(
+    kind: str, config_of_kind: Callable[..., Any], model_of: Callable[..., Any], kernels: CpuKernels
+) -> None:
+    model = model_of(config_of_kind(kind), torch.float32)
+    plain = {n: m for n, m in model.named_modules() if "RMSNorm" in type(m).__name__}
+    for module in plain.values():
+        nn.init.normal_(module.weight)
+    assert replace_norms(model, kernels) == len(plain)
+    assert bool(plain) == (kind != "opt")
+    for name, module in plain.items():
+        made = model.get_submodule(name)
+        assert isinstance(made, KernelNorm)
+        size = len(module.weight)
+        apart = torch.randn(2, size, 7).transpose(1, 2)
+        with torch.inference_mode():
+            for x in (torch.randn(1, 5, size), apart, torch.zeros(1, 2, size)):
+                torch.testing.assert_close(made(x), module(x), rtol=1e-5, atol=1e-6)
+            assert made(torch.full((2, size), torch.nan)).isnan().all()
+
+
+def test_a_norm_that_does_something_else_stays(kernels: CpuKernels) -> None:
+    class OddRMSNorm(nn.RMSNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 1.01
+
+    class FreeRMSNorm(nn.Module):
+        eps = 1e-6
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    model = nn.Sequential(OddRMSNorm(32, eps=1e-6), FreeRMSNorm(), nn.RMSNorm(32, eps=1e-6))
+    assert replace_norms(model, kernels) == 1
+    assert [type(m) for m in model] == [OddRMSNorm, FreeRMSNorm, KernelNorm]
+
+
+@pytest.mark.parametrize("slots", [[3], [9, 0, 4, 31, 2]])
+def test_kv_is_stored_where_torch_stores_it(kernels: CpuKernels, slots: list[int]) -> None:
+    spec = LayerSpec(2, 16, 16, torch.float32, None)
+    layers = [LayerKv(spec, torch.zeros(2, 32, 16), torch.zeros(2, 32, 16)) for _ in range(2)]
+    key = torch.randn(1, len(slots), 2, 16).transpose(1, 2)[0]
+    value = torch.randn(16, 2, len(slots)).permute(1, 2, 0)
+    layers[0].write(torch.tensor(slots), key, value)
+    kernels.store(layers[1], torch.tensor(slots), key, value)
+    assert torch.equal(layers[0].keys, layers[1].keys)
+    assert torch.equal(layers[0].values, layers[1].values)
 
 
 def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels) -> None:
@@ -210,10 +260,10 @@ def test_kernels_with_wrong_results_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str
 ) -> None:
     spoilt = tmp_path / "cpu_kernels.c"
-    text = Path(cpu_kernels._SOURCE).read_text()
+    text = Path(cpu_compile._SOURCE).read_text()
     assert right in text
     spoilt.write_text(text.replace(right, wrong))
-    monkeypatch.setattr(cpu_kernels, "_SOURCE", spoilt)
+    monkeypatch.setattr(cpu_compile, "_SOURCE", spoilt)
     with pytest.raises(NoCpuKernels, match="differs"):
         load_cpu_kernels(tmp_path, 1)
 

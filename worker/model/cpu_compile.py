@@ -1,0 +1,144 @@
+"""Compiles ``cpu_kernels.c`` with the C compiler at hand, once, and checks what comes out.
+
+The library is kept in the cache folder under the hash of everything it depends on: source,
+compiler, flags, kind of CPU. Without a compiler, or if a result is off, there are no kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from worker.model.cpu_kernels import CpuKernels, runs_of
+from worker.model.kvcache import LayerKv, LayerSpec
+
+_SOURCE = Path(__file__).with_name("cpu_kernels.c")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+_COMPILE_S = 120.0
+_TOLERANCE = 1e-4
+
+
+class NoCpuKernels(Exception):
+    """Why there are none."""
+
+
+def load_cpu_kernels(folder: Path, threads: int) -> CpuKernels:
+    """Compile unless ``folder`` has them, load, compare with torch. Raises ``NoCpuKernels``."""
+    names = (os.environ.get("CC", ""), "cc", "clang")
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise NoCpuKernels("no C compiler was found")
+    try:
+        library = ctypes.CDLL(str(_compiled(compiler, folder)))
+    except OSError as error:
+        raise NoCpuKernels(str(error)) from error
+    kernels = CpuKernels(library, threads)
+    _check_decode(kernels)
+    _check_linear(kernels)
+    return kernels
+
+
+def _compiled(compiler: str, folder: Path) -> Path:
+    """The shared library for this source, this compiler and this kind of CPU."""
+    facts = (_SOURCE.read_text(), compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    target = folder / f"kernels-{digest[:16]}.so"
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / target.name
+        # Threads of torch's own OpenMP, if it can be linked to: two of them would keep two sets.
+        for extra in ([*_openmp(), "-fopenmp"], ["-fopenmp"], []):
+            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), *extra, "-lm"]
+            reason = _run(command)
+            if reason is None:
+                os.replace(made, target)  # workers that start together may both get here
+                return target
+    raise NoCpuKernels(f"{compiler} failed: {reason}")
+
+
+def _openmp() -> list[str]:
+    """The OpenMP library that comes with torch."""
+    root = Path(torch.__file__).parent
+    places = (root / "lib", root.with_name("torch.libs"))
+    return [str(found) for place in places for found in sorted(place.glob("libgomp*.so*"))][:1]
+
+
+def _run(command: list[str]) -> str | None:
+    """None if the command succeeded, else why not, in one line."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    return next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+
+
+def _version(compiler: str) -> str:
+    try:
+        done = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCpuKernels(f"{compiler}: {error}") from error
+    return done.stdout
+
+
+def _cpu() -> str:
+    """What ``-march=native`` depends on: a folder may be shared between machines."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    wanted = ("flags", "model", "cpu family", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _check_decode(kernels: CpuKernels) -> None:
+    """Raises ``NoCpuKernels`` if scattered or windowed sequences come out otherwise."""
+    random = torch.Generator().manual_seed(7)
+    block, n_blocks, kv_heads, group = 4, 64, 2, 3
+    for dim in (16, 64, 80, 128):
+        spec = LayerSpec(kv_heads, dim, dim, torch.float32, None)
+        keys, values = (
+            torch.randn(kv_heads, n_blocks * block, dim, generator=random) for _ in range(2)
+        )
+        layer = LayerKv(spec, keys, values)
+        order = torch.randperm(n_blocks, generator=random).tolist()
+        tables = [(tuple(range(5, 40)), 137), (tuple(order[:30]), 117), ((order[31],), 1)]
+        query = torch.randn(len(tables), kv_heads * group, dim, generator=random)
+        for window in (None, 50):
+            out = torch.empty_like(query)
+            kernels.attend(query, layer, runs_of(tables, block, window), out, 0.3)
+            for line, (blocks, length) in enumerate(tables):
+                slots = (torch.tensor(blocks)[:, None] * block + torch.arange(block)).reshape(-1)
+                slots = slots[max(0, length - (window or length)) : length]
+                scores = query[line].view(kv_heads, group, dim) @ keys[:, slots].transpose(1, 2)
+                wanted = (scores * 0.3).softmax(-1) @ values[:, slots]
+                if not float((out[line] - wanted.view(-1, dim)).abs().max()) < _TOLERANCE:
+                    raise NoCpuKernels(f"attention with heads of {dim} differs from torch's")
+
+
+def _check_linear(kernels: CpuKernels) -> None:
+    """Raises ``NoCpuKernels`` if a product comes out otherwise than torch's."""
+    random = torch.Generator().manual_seed(7)
+    for rows, inputs, outputs in ((1, 40, 64), (2, 33, 70), (6, 64, 129), (13, 20, 16), (95, 9, 3)):
+        x, weight, bias = (
+            torch.randn(*shape, generator=random)
+            for shape in ((rows, inputs), (outputs, inputs), (outputs,))
+        )
+        packed = kernels.pack(weight)
+        for b in (None, bias):
+            wanted = functional.linear(x, weight, b)
+            if not float((kernels.linear(x, packed, b, outputs) - wanted).abs().max()) < _TOLERANCE:
+                raise NoCpuKernels(f"a product of {rows} rows differs from torch's")
