@@ -27,6 +27,7 @@ class Cluster:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {
+            "HEADWATER_APT_PACKAGES": "",  # base images of a test machine may be without apt
             **os.environ,
             "COMPOSE_PROFILES": profile,
             "COMPOSE_PROJECT_NAME": f"hwtest-{uuid.uuid4().hex[:8]}",
