@@ -129,8 +129,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Chunks of the next step; None if nothing can be computed, which means nothing is here."""
         self._step += 1
-        pace = self._pace.prefill_tokens_per_s
-        self.pool.host.switch(self._host_pace.pays(self.pool.block_size / pace if pace else 0.0))
+        self.pool.host.switch(self.host_pays())
         chunks: list[Chunk] = []
         self._make_way()
         self._plan_decodes(self._decode_share(), chunks)
@@ -138,6 +137,11 @@ class Scheduler:
         # What a reserve for prefills did not use goes to decodes after all.
         self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
         return StepPlan(tuple(chunks), self.pool.host.drain_copies()) if chunks else None
+
+    def host_pays(self) -> bool:
+        """Whether blocks should move to host memory and back in the step that begins."""
+        pace = self._pace.prefill_tokens_per_s
+        return self._host_pace.pays(self.pool.block_size / pace if pace else 0.0)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         """Apply a step: seal what is full, append tokens, end what is complete."""

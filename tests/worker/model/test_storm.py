@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from shared.paging import BlockPool
 from worker.runner import StepPlan, StepResult
 
 pytestmark = pytest.mark.torch
@@ -31,13 +32,15 @@ def script() -> ModuleType:
 
 @pytest.mark.timeout(400)  # the right answers take their time on a busy machine
 def test_ten_seconds(script: ModuleType) -> None:
-    chosen = (script.SETTINGS[0], script.SETTINGS[1], script.SETTINGS[5])
+    by_name = {each.name: each for each in script.SETTINGS}
+    chosen = [by_name[name] for name in ("odd block size", "nearly no room", "host memory")]
     few = tuple(replace(each, prompts=4, clients=6, longest=80) for each in chosen)
     tally = script.storm(10.0, 3, lambda _: None, few)
     assert tally.faults == []
     assert all(tally.counts[kind] == 0 for kind in script.FAULTS)
     assert tally.counts["compared"] > 20
-    assert tally.counts["aborts"] > 0
+    for kind in ("aborts", "of adapters", "scored", "adapters loaded", "host tokens"):
+        assert tally.counts[kind] > 0, kind
 
 
 def small(script: ModuleType, seconds: float = 0.8) -> object:
@@ -57,8 +60,22 @@ def test_wrong_tokens_are_noticed(script: ModuleType, monkeypatch: pytest.Monkey
     assert small(script).counts["wrong"] > 0
 
 
+def test_weights_of_another_adapter_are_noticed(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only with the engine under test; the right answers keep theirs."""
+    right = script.UnreliableRunner.run
+
+    def run(self: object, plan: StepPlan) -> StepResult:
+        plain = tuple(replace(chunk, adapter="") for chunk in plan.chunks)
+        return right(self, replace(plan, chunks=plain))
+
+    monkeypatch.setattr(script.UnreliableRunner, "run", run)
+    assert small(script, 1.5).counts["wrong"] > 0
+
+
 def test_leaks_are_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script.BlockPool, "release", lambda self, blocks: None)
+    monkeypatch.setattr(BlockPool, "release", lambda self, blocks: None)
     tally = small(script)
     assert tally.counts["leaks"] + tally.counts["crashes"] > 0
 
