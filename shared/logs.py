@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor
 
 from shared.settings import LogConfig
 
-_QUIET = ("aiohttp.access", "httpx", "httpcore", "urllib3", "filelock")
+QUIET = ("aiohttp.access", "httpx", "httpcore", "urllib3", "filelock")
 """Libraries that write a line per request: only their warnings are of use."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))}
@@ -44,7 +45,7 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[*shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(target),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy(target))),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(target)
@@ -58,8 +59,24 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.captureWarnings(True)
-    for name in _QUIET:
+    for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+class _Lossy:
+    """A stream whose reader may have gone, or that was closed: then lines are lost, and whoever
+    writes them goes on. An engine must not end because nobody reads its log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def _json_form() -> list[Processor]:

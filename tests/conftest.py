@@ -6,6 +6,7 @@ Every process started here is ended here, by its own id.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import structlog
+
+from shared.logs import QUIET
 
 STARTUP_S = 60.0
 
@@ -26,6 +30,21 @@ def pick_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in this process sends log lines to a stream that soon closes."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    quiet = {name: logging.getLogger(name).level for name in QUIET}
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        logging.captureWarnings(False)
+        root.handlers[:], root.level = handlers, level
+        for name, old in quiet.items():
+            logging.getLogger(name).setLevel(old)
 
 
 @pytest.fixture

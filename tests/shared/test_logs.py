@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,22 +17,6 @@ from shared.settings import LogConfig
 NASTY = 'm\n{"level":"x"}\r\x1b[31m\u2028\x85'
 
 
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Leaves logging as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    quiet = {
-        name: logging.getLogger(name).level for name in ("aiohttp.access", "httpx", "httpcore")
-    }
-    yield
-    structlog.reset_defaults()
-    logging.captureWarnings(False)
-    root.handlers[:], root.level = handlers, level
-    for name, old in quiet.items():
-        logging.getLogger(name).setLevel(old)
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -43,6 +26,22 @@ def started(stream: io.StringIO | None = None, **fields: Any) -> io.StringIO:
     target = stream or io.StringIO()
     configure(LogConfig(**fields), target)
     return target
+
+
+class Unread(io.StringIO):
+    """A pipe whose reader has gone: what is written may be refused at once or when flushed."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        super().__init__()
+        self.at_once = at_once
+
+    def write(self, text: str, /) -> int:
+        if self.at_once:
+            raise BrokenPipeError
+        return super().write(text)
+
+    def flush(self) -> None:
+        raise BrokenPipeError
 
 
 def lines(stream: io.StringIO) -> list[str]:
@@ -57,6 +56,19 @@ def test_json_lines_from_both_kinds_of_loggers() -> None:
     assert (one["event"], one["model"], one["tokens"], one["level"]) == ("served", "m", 5, "info")
     assert (two["event"], two["logger"], two["level"]) == ("odd thing", "lib", "warning")
     assert one["timestamp"] < two["timestamp"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("fault", ["refused", "refused when flushed", "closed"])
+def test_nobody_fails_because_nobody_reads(fault: str, form: str) -> None:
+    stream = io.StringIO() if fault == "closed" else Unread(at_once=fault == "refused")
+    configure(LogConfig(format=form), stream)
+    if fault == "closed":
+        stream.close()
+    try:
+        raise RuntimeError("of its own")
+    except RuntimeError:
+        structlog.get_logger("a").exception("failed")
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
