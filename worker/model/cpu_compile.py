@@ -59,7 +59,7 @@ def _compiled(compiler: str, folder: Path) -> Path:
         # Threads of torch's own OpenMP, if it can be linked to: two of them would keep two sets.
         for extra in ([*_openmp(), "-fopenmp"], ["-fopenmp"], []):
             command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), *extra, "-lm"]
-            reason = _run(command)
+            reason = _run(command, scratch)
             if reason is None:
                 os.replace(made, target)  # workers that start together may both get here
                 return target
@@ -73,11 +73,19 @@ def _openmp() -> list[str]:
     return [str(found) for place in places for found in sorted(place.glob("libgomp*.so*"))][:1]
 
 
-def _run(command: list[str]) -> str | None:
-    """None if the command succeeded, else why not, in one line."""
+def _run(command: list[str], scratch: str) -> str | None:
+    """None if the command succeeded, else why not, in one line.
+
+    ``scratch``: for the compiler's own files; in a container the usual place may be read-only.
+    """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_COMPILE_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S,
+            check=False,
+            env={**os.environ, "TMPDIR": scratch},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
