@@ -26,6 +26,7 @@ from shared.freelist import FreeRuns
 from shared.hosttier import HostTier
 from shared.lifetimes import Lifetimes
 from shared.pagingevents import CacheJournal
+from shared.pagingproof import PoolState, prove
 from shared.prefixtree import NOWHERE, Node, PrefixTree
 from shared.types import BlockKey
 
@@ -297,41 +298,16 @@ class BlockPool:
 
     def check(self) -> None:
         """Prove the invariants; raises AssertionError. O(pool)."""
-        free = set(self._free)
-        cached = set(self._cached)
-        used = {block for block, refs in enumerate(self._refs) if refs}
-        _require(not free & cached and not free & used and not cached & used, "a block in two sets")
-        _require(len(free) == len(self._free), "a block twice in the free list")
-        _require(free | cached | used == set(range(self.n_blocks)), "a block in no set")
-        _require(self.n_used == len(used), "free + cached + used is not the total")
-        sealed = {block for block, node in enumerate(self._nodes) if node is not None}
-        _require(cached <= sealed, "a cached block that is not sealed")
-        _require(sealed <= cached | used, "a free block in the tree")
-        _require(self._detached <= used - sealed, "a detached block that is sealed or unused")
-        for block in used - sealed - self._detached:
-            _require(self._refs[block] == 1, f"writable block {block} has two holders")
-        self._check_tree(sealed, cached)
+        prove(
+            PoolState(
+                refs=self._refs,
+                nodes=self._nodes,
+                free=list(self._free),
+                cached=list(self._cached),
+                detached=self._detached,
+                tree=self._tree,
+                keys=self.snapshot_keys(),
+            )
+        )
         self._free.check()
         self.host.check()
-
-    def _check_tree(self, sealed: set[int], cached: set[int]) -> None:
-        self._tree.check()
-        order = {block: place for place, block in enumerate(self._cached)}
-        here = [node for node in self._tree if node.block != NOWHERE]
-        for node in here:
-            block, parent = node.block, node.parent
-            _require(self._nodes[block] is node, f"block {block} belongs to another node")
-            if parent is None:
-                continue
-            if block not in cached:
-                _require(self._refs[parent.block] > 0, f"block {block} is used, its parent not")
-            if parent.block in cached:
-                _require(order[block] < order[parent.block], f"block {block} outlives its parent")
-        _require({node.block for node in here} == sealed, "a sealed block outside the tree")
-        keys = {node.key for node in here if node.key is not None}
-        _require(sorted(keys) == sorted(self.snapshot_keys()), "keys and tree differ")
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)

@@ -3,12 +3,7 @@
 A step is planned as 1. decodes, 2. running prefills, 3. admission, under a token budget and, beside
 decodes, a time budget. Rules:
 
-- Only running sequences hold blocks. A sequence is admitted when blocks for all its tokens are
-  there, plus one for each sequence that runs already, so nobody runs that could not go on.
-- A decode that finds no block preempts the last in rank (highest ``priority`` number, youngest).
-  The first in rank is never preempted by another, so it always ends, and then the next one does.
-- A waiting sequence that finds no block or no place preempts less urgent running ones, if that is
-  enough to start it; before anything is planned, so nobody loses what this step computes.
+- Who runs and who has to make way, :mod:`worker.roster` decides.
 - A block is sealed in :meth:`Scheduler.commit`, after its KV has been computed, never before.
 - Between ``plan`` and ``commit`` nothing is allocated, so blocks of a sequence that is aborted
   meanwhile cannot be given to another while the runner still writes them.
@@ -16,8 +11,6 @@ decodes, a time budget. Rules:
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterator
 from heapq import merge
 
 from shared.errors import ContextLengthExceeded, NoCapacity
@@ -28,8 +21,8 @@ from worker.deadlines import Deadlines
 from worker.hostpace import HostPace
 from worker.outcome import Counters, TokenOut
 from worker.pace import Allowance, Pace
+from worker.roster import Roster, rank_of
 from worker.runner import Chunk, StepPlan, StepResult
-from worker.seqblocks import SequenceBlocks
 from worker.sequence import FinishReason, Phase, Sequence
 from worker.siblings import Siblings
 from worker.verdict import verdict
@@ -53,25 +46,20 @@ class Scheduler:
         self.max_len = min(max_model_len, pool.n_blocks * pool.block_size)
         """Longest sequence, prompt and answer together."""
         self._budget = max_batch_tokens
-        self._max_running = max_running
         self._max_waiting = max_waiting
         self._eos = eos_token_ids
         self._pace = Pace(max_step_ms / 1000)
         self._host_pace = HostPace()
         self._dropped = 0
-        self._sequences: dict[str, Sequence] = {}
-        self._blocks = SequenceBlocks(pool)
-        self._running: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []  # by rank
         self._deadlines = Deadlines()
         self._step = 0
-        self._arrivals = 0
         self.counters = Counters()
+        self.roster = Roster(pool, max_running, self.counters)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._sequences
+        return not self.roster.known
 
     def require_fit(self, prompt_len: int) -> None:
         """Raise :class:`ContextLengthExceeded` if no token fits behind a prompt. Thread-safe."""
@@ -87,19 +75,13 @@ class Scheduler:
         :raises ContextLengthExceeded: it can never fit.
         :raises NoCapacity: too many wait already.
         """
-        if seq.id in self._sequences:
+        if seq.id in self.roster.known:
             raise ValueError(f"sequence {seq.id} is already here")
         self.require_fit(len(seq.tokens))
-        if len(self._waiting) >= self._max_waiting:
+        if len(self.roster.waiting) >= self._max_waiting:
             raise NoCapacity("too many requests wait for this worker", retry_after_s=1.0)
-        self._arrivals += 1
-        seq.order = self._arrivals
-        seq.urgency = seq.priority
-        self._sequences[seq.id] = seq
-        self._blocks.enrol(seq)
-        self._blocks.match(seq)
+        self.roster.enqueue(seq)
         self._deadlines.add(seq)
-        insort(self._waiting, seq, key=_rank)
 
     def abort(self, seq_id: str) -> Sequence | None:
         """End a sequence at once and free its blocks; None if it is not here (any more)."""
@@ -107,12 +89,9 @@ class Scheduler:
 
     def finish(self, seq_id: str, reason: FinishReason) -> Sequence | None:
         """End a sequence for a reason found outside, e.g. a stop string; None if not here."""
-        seq = self._sequences.pop(seq_id, None)
+        seq = self.roster.remove(seq_id)
         if seq is None:
             return None
-        if self._running.pop(seq_id, None) is None:
-            self._waiting.remove(seq)
-        self._blocks.dismiss(seq)
         self._deadlines.discard(seq)
         seq.phase, seq.finish, seq.held_by = Phase.FINISHED, reason, None
         return seq
@@ -131,7 +110,7 @@ class Scheduler:
         self._step += 1
         self.pool.host.switch(self.host_pays())
         chunks: list[Chunk] = []
-        self._make_way()
+        self.roster.make_way()
         self._plan_decodes(self._decode_share(), chunks)
         self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
         # What a reserve for prefills did not use goes to decodes after all.
@@ -149,7 +128,7 @@ class Scheduler:
         self._count_copies(plan, result.copy_seconds)
         outs: list[TokenOut] = []
         for chunk in plan.chunks:
-            seq = self._running.get(chunk.seq_id)
+            seq = self.roster.running.get(chunk.seq_id)
             if seq is None:
                 continue  # aborted while the step ran
             if seq.id in result.failed:
@@ -157,7 +136,7 @@ class Scheduler:
                 continue
             seq.computed += len(chunk.tokens)
             seq.scores += result.prompt_logprobs.get(seq.id, ())
-            self._blocks.seal(seq)
+            self.roster.blocks.seal(seq)
             self._count(seq, chunk)
             if chunk.sample:
                 outs.append(self._append(seq, result))
@@ -174,19 +153,19 @@ class Scheduler:
         if plan.copies:
             self.pool.clear()
             unsure = {copy.dst for copy in plan.copies if copy.source is Tier.HOST}
-            for seq in list(self._running.values()):
+            for seq in list(self.roster.running.values()):
                 if not unsure.isdisjoint(seq.blocks):
-                    self._preempt(seq)
+                    self.roster.preempt(seq)
         lost = "the step that computed this answer failed"
         return [TokenOut(seq, None, finish=seq.finish, error=lost) for seq in ended if seq]
 
     def load(self) -> WorkerLoad:
         """Counts and measured rates. O(sequences)."""
         return WorkerLoad(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            queued_prefill_tokens=sum(len(seq.tokens) - seq.reusable for seq in self._waiting)
-            + sum(len(seq.tokens) - seq.computed for seq in self._prefills()),
+            running=len(self.roster.running),
+            waiting=len(self.roster.waiting),
+            queued_prefill_tokens=sum(len(seq.tokens) - seq.reusable for seq in self.roster.waiting)
+            + sum(len(seq.tokens) - seq.computed for seq in self.roster.prefills()),
             blocks_total=self.pool.n_blocks,
             blocks_used=self.pool.n_used,
             blocks_cached=self.pool.n_cached,
@@ -199,14 +178,11 @@ class Scheduler:
 
     # ---- planning ----
 
-    def _prefills(self) -> Iterator[Sequence]:
-        return (seq for seq in self._running.values() if seq.prefilling)
-
     def _decode_share(self) -> int:
         """Decodes that may enter before prefills. With more decodes than budget, prefills get a
         quarter of it, or every second step when it is a single token: neither starves."""
-        prefills = bool(self._waiting) or any(True for _ in self._prefills())
-        if not prefills or len(self._running) < self._budget:
+        prefills = bool(self.roster.waiting) or any(True for _ in self.roster.prefills())
+        if not prefills or len(self.roster.running) < self._budget:
             return self._budget
         if self._budget == 1:
             return self._step % 2
@@ -217,72 +193,16 @@ class Scheduler:
         prefills nobody is preempted, as that could hit one of them."""
         ready = [
             seq
-            for seq in self._running.values()
+            for seq in self.roster.running.values()
             if not seq.prefilling and seq.last_step != self._step
         ]
         if len(ready) > limit:
             ready.sort(key=lambda seq: (seq.last_step, seq.rank))
             del ready[max(0, limit) :]
         preempt = not chunks
-        for seq in sorted(ready, key=_rank):
-            if seq.phase is Phase.RUNNING and self._make_room(seq, preempt=preempt):
+        for seq in sorted(ready, key=rank_of):
+            if seq.phase is Phase.RUNNING and self.roster.make_room(seq, preempt=preempt):
                 self._plan_chunk(seq, 1, chunks)
-
-    def _make_room(self, seq: Sequence, *, preempt: bool) -> bool:
-        """Give a decode the block of its newest token; False if it must not run now."""
-        while not self._blocks.grow(seq):
-            if not preempt:
-                return False
-            # Decodes are visited by rank, so whoever is last in rank is not in the plan yet.
-            victim = max(self._running.values(), key=_rank)
-            self._preempt(victim)
-            if victim is seq:
-                return False
-        return True
-
-    def _make_way(self) -> None:
-        """Start the first in the queue at the cost of less urgent running sequences, if there is no
-        other way. Nobody is in the plan yet, so nobody is preempted whose work has begun."""
-        worst = max(self._running.values(), key=_rank, default=None)
-        if not self._waiting or worst is None or worst.priority <= self._waiting[0].priority:
-            return
-        siblings = Siblings(self._blocks, self._running.values())
-        able = (seq for seq in self._waiting if not self._held_back(seq, siblings))
-        seq = next(able, None)
-        victims = [] if seq is None else self._victims_for(seq)
-        if seq is None or not victims:
-            return
-        for victim in victims:
-            self._preempt(victim)
-        if self._start(seq):
-            self._waiting.remove(seq)
-
-    def _victims_for(self, seq: Sequence) -> list[Sequence]:
-        """Less urgent running sequences, the last in rank first, without which a waiting one could
-        start; empty if it can start anyway, or if it would not help."""
-        less_urgent = [each for each in self._running.values() if each.urgency > seq.priority]
-        less_urgent.sort(key=_rank)
-        victims: list[Sequence] = []
-        while not self._fits(seq, victims):
-            if not less_urgent:
-                return []
-            victims.append(less_urgent.pop())
-        return victims
-
-    def _fits(self, seq: Sequence, without: list[Sequence]) -> bool:
-        """Whether a waiting sequence could start if some running ones were preempted."""
-        others = len(self._running) - len(without)
-        return others < self._max_running and self._blocks.fits(seq, others, without)
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Back to the queue, at its old place; its sealed blocks stay reusable."""
-        del self._running[seq.id]
-        self._blocks.give_back(seq)
-        seq.phase = Phase.WAITING
-        seq.urgency = seq.priority
-        seq.preemptions += 1
-        self.counters.preemptions += 1
-        insort(self._waiting, seq, key=_rank)
 
     def _plan_chunk(self, seq: Sequence, n_tokens: int, chunks: list[Chunk]) -> None:
         start, end = seq.computed, seq.computed + n_tokens
@@ -292,7 +212,7 @@ class Scheduler:
                 seq_id=seq.id,
                 start=start,
                 tokens=tuple(seq.tokens[start:end]),
-                blocks=tuple(seq.blocks[: self._blocks.needed(end)]),
+                blocks=tuple(seq.blocks[: self.roster.blocks.needed(end)]),
                 sample=end == len(seq.tokens),
                 params=seq.params,
                 context=tuple(seq.tokens) if seq.params.penalised else (),
@@ -310,44 +230,27 @@ class Scheduler:
         """Continue running prefills and start waiting sequences, the most urgent first. One that
         waits for a sibling lets others pass; one that finds no space does not, or a big prompt
         would starve."""
-        siblings = Siblings(self._blocks, self._running.values() if self._waiting else ())
+        siblings = Siblings(
+            self.roster.blocks, self.roster.running.values() if self.roster.waiting else ()
+        )
         admitting = True
-        candidates = merge(sorted(self._prefills(), key=_turn), self._waiting, key=_turn)
+        candidates = merge(
+            sorted(self.roster.prefills(), key=_turn), self.roster.waiting, key=_turn
+        )
         for seq in candidates:
             if allowance.tokens < 1:
                 break
             if seq.phase is Phase.WAITING:
-                if not admitting or self._held_back(seq, siblings):
+                if not admitting or self.roster.held_back(seq, siblings):
                     continue
-                admitting = self._start(seq)
+                admitting = self.roster.start(seq)
                 if not admitting:
                     continue
                 siblings.add(seq)
             n_tokens = allowance.take(seq.computed, len(seq.tokens) - seq.computed)
             if n_tokens > 0:
                 self._plan_chunk(seq, n_tokens, chunks)
-        if len(self._waiting) + len(self._running) > len(self._sequences):
-            self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
-
-    def _held_back(self, seq: Sequence, siblings: Siblings) -> bool:
-        if siblings.still_held(seq):
-            return True
-        held = siblings.hold_back(seq)
-        self.counters.held_back += held
-        return held
-
-    def _start(self, seq: Sequence) -> bool:
-        """Let a waiting sequence run; False, and no change, if there is no space for it."""
-        full = len(self._running) >= self._max_running
-        if full or not self._blocks.take(seq, spare=len(self._running)):
-            return False
-        seq.phase = Phase.RUNNING
-        self._running[seq.id] = seq
-        if seq.cached is None:
-            seq.cached = seq.computed
-            self.counters.cached_tokens += seq.computed
-            self.counters.host_tokens += seq.loaded
-        return True
+        self.roster.tidy()
 
     # ---- committing ----
 
@@ -371,7 +274,7 @@ class Scheduler:
 
     def _spoilt(self, seq: Sequence, why: str) -> TokenOut:
         """End a sequence that the model can do nothing with."""
-        self._blocks.distrust(seq)
+        self.roster.blocks.distrust(seq)
         self.finish(seq.id, FinishReason.ERROR)
         return TokenOut(seq, None, finish=FinishReason.ERROR, error=why)
 
@@ -391,18 +294,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants between two steps; raises AssertionError. O(pool + sequences)."""
-        self._blocks.check(list(self._running.values()), self._waiting)
-        if self._waiting != sorted(self._waiting, key=_rank):
-            raise AssertionError("the queue is out of order")
-        if len(self._sequences) != len(self._running) + len(self._waiting):
-            raise AssertionError("a sequence is lost")
-        timed = sum(seq.deadline is not None for seq in self._sequences.values())
+        self.roster.check()
+        timed = sum(seq.deadline is not None for seq in self.roster.known.values())
         if len(self._deadlines) != timed:
             raise AssertionError("a deadline is lost")
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
 
 
 def _turn(seq: Sequence) -> tuple[int, int]:

@@ -11,21 +11,69 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE = """
-    gateway/accounting.py gateway/breaker.py gateway/config.py gateway/decision.py
-    gateway/feeds/members.py gateway/fleet.py gateway/ghosts.py gateway/index/base.py
-    gateway/index/holdings.py gateway/index/redis.py gateway/index/replica.py gateway/index/stats.py
-    gateway/index/table.py gateway/knowledge.py gateway/learn.py gateway/lease.py gateway/member.py
-    gateway/outcomes.py gateway/promises.py gateway/records.py gateway/router.py gateway/tally.py
-    shared/blocks.py shared/checks.py shared/deadline.py shared/errors.py shared/events.py
-    shared/freelist.py shared/hosttier.py shared/jsonsplice.py shared/lifetimes.py shared/load.py
-    shared/openai.py shared/paging.py shared/pagingevents.py shared/prefixtree.py
-    shared/rediskeys.py shared/sse.py shared/types.py worker/calljson.py
-    worker/config.py worker/deadlines.py
-    worker/detokenise.py worker/drive.py worker/guide.py worker/hostpace.py worker/lark.py
-    worker/logprobshape.py worker/pace.py worker/probe.py worker/runner.py worker/scheduler.py
-    worker/seqblocks.py worker/sequence.py
-    worker/siblings.py worker/steptime.py worker/structured.py worker/toolask.py
-    worker/toolformat.py worker/toolread.py worker/verdict.py
+    gateway/accounting.py
+    gateway/breaker.py
+    gateway/config.py
+    gateway/decision.py
+    gateway/feeds/members.py
+    gateway/fleet.py
+    gateway/ghosts.py
+    gateway/index/base.py
+    gateway/index/holdings.py
+    gateway/index/redis.py
+    gateway/index/replica.py
+    gateway/index/stats.py
+    gateway/index/table.py
+    gateway/knowledge.py
+    gateway/learn.py
+    gateway/lease.py
+    gateway/member.py
+    gateway/outcomes.py
+    gateway/promises.py
+    gateway/records.py
+    gateway/router.py
+    gateway/tally.py
+    shared/blocks.py
+    shared/checks.py
+    shared/deadline.py
+    shared/errors.py
+    shared/events.py
+    shared/freelist.py
+    shared/hosttier.py
+    shared/jsonsplice.py
+    shared/lifetimes.py
+    shared/load.py
+    shared/openai.py
+    shared/paging.py
+    shared/pagingevents.py
+    shared/pagingproof.py
+    shared/prefixtree.py
+    shared/rediskeys.py
+    shared/sse.py
+    shared/types.py
+    worker/calljson.py
+    worker/config.py
+    worker/deadlines.py
+    worker/detokenise.py
+    worker/drive.py
+    worker/guide.py
+    worker/hostpace.py
+    worker/lark.py
+    worker/logprobshape.py
+    worker/pace.py
+    worker/probe.py
+    worker/roster.py
+    worker/runner.py
+    worker/scheduler.py
+    worker/seqblocks.py
+    worker/sequence.py
+    worker/siblings.py
+    worker/steptime.py
+    worker/structured.py
+    worker/toolask.py
+    worker/toolformat.py
+    worker/toolread.py
+    worker/verdict.py
 """.split()
 PURE_FOLDERS = ("gateway/routing", "gateway/engines")
 FORBIDDEN = {

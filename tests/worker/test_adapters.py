@@ -12,7 +12,7 @@ from lorakit import write_fake
 from shared.errors import BadRequest, InternalError, ModelNotFound
 from worker.adapterfiles import AdapterRefused, read_config
 from worker.adapters import Adapters
-from worker.fake_runner import FakeAdapters
+from worker.fake_adapters import FakeAdapters
 
 
 class Steps:

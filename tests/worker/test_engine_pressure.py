@@ -125,7 +125,7 @@ def test_the_victim_is_the_least_urgent_then_the_youngest() -> None:
         for each in priorities
     ]
     first_victims: list[str] = []
-    seqs = dict(rig.scheduler._sequences)
+    seqs = dict(rig.scheduler.roster.known)
     while rig.loop.step():
         first_victims += [
             each for each in ids if seqs[each].preemptions and each not in first_victims

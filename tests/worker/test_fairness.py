@@ -62,7 +62,7 @@ class Bare:
         ids = [chunk.seq_id for chunk in plan.chunks]
         assert len(set(ids)) == len(ids)
         for chunk in plan.chunks:
-            seq = self.scheduler._sequences[chunk.seq_id]
+            seq = self.scheduler.roster.known[chunk.seq_id]
             assert seq.phase is Phase.RUNNING, "it was preempted after it had been planned"
             assert tuple(seq.blocks[: len(chunk.blocks)]) == chunk.blocks
             assert chunk.start == seq.computed
@@ -80,7 +80,7 @@ def test_a_waiting_request_is_served_whatever_comes_later(data, budget, max_runn
         bare.add(data.draw(lengths), data.draw(st.integers(1, 60)))
     ours = bare.add(data.draw(lengths), data.draw(st.integers(1, 40)))
     later = data.draw(st.lists(st.tuples(lengths, st.integers(1, 60)), min_size=1, max_size=8))
-    work = sum(len(each.tokens) + each.params.max_tokens for each in bare.scheduler._waiting)
+    work = sum(len(each.tokens) + each.params.max_tokens for each in bare.scheduler.roster.waiting)
     for turn in range(8 * work + 100):
         if ours.finish is not None:
             break

@@ -88,7 +88,7 @@ def test_preempted_within_the_prompt(budget: int) -> None:
     while rig.answers[scored].finish is None:
         rig.step()
         rig.scheduler.check()
-        interrupted |= {len(seq.scores) for seq in rig.scheduler._waiting if seq.preemptions}
+        interrupted |= {len(seq.scores) for seq in rig.scheduler.roster.waiting if seq.preemptions}
     rig.run()
     assert any(0 < count < 109 for count in interrupted)
     assert scores_of(rig.answers[scored]) == alone(tokens)

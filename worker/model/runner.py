@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Self
 
@@ -27,6 +26,7 @@ from worker.model.kernels.base import Kernel
 from worker.model.kernels.choose import choose
 from worker.model.kvcache import KvPool, bytes_per_block
 from worker.model.lora import LoraStore, grouped
+from worker.model.memory import allocate, allocate_host, blocks_that_fit
 from worker.model.quantize import quantized
 from worker.model.recorded import RecordedDecode, Recorder
 from worker.model.sampler import Sampler
@@ -37,10 +37,6 @@ from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel, load_model
 from worker.placement import allowed_cores, pinned_cores
 from worker.runner import RunnerError, StepPlan, StepResult
-
-_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
-"""Share of the memory that is free once the weights are loaded; a CPU is shared with others."""
-_CPU_MOST_BYTES = 4 << 30
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +72,7 @@ class TorchRunner:
         """Those that the thread which calls :meth:`run`, and its helpers, keep to; empty: any."""
         self._threads = threads or len(allowed_cores() or ()) or os.cpu_count() or 1
         self._owner: int | None = None
-        self._pool = _allocate(loaded, n_blocks, block_size)
+        self._pool = allocate(loaded, n_blocks, block_size)
         self._layout = Layout(
             loaded.device,
             kernel=choose(loaded.device, list(self._pool.layers.values()), block_size),
@@ -109,7 +105,7 @@ class TorchRunner:
         loaded = with_cpu_kernels(loaded, model, threads)
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
-        n_blocks = cache.kv_blocks or _blocks_that_fit(loaded, cache.block_size)
+        n_blocks = cache.kv_blocks or blocks_that_fit(loaded, cache.block_size)
         runner = cls(
             loaded,
             n_blocks,
@@ -139,12 +135,7 @@ class TorchRunner:
         is not so much memory."""
         if not n_slots:
             return
-        try:
-            self._host = HostKv(self._pool, n_slots, self._loaded.device)
-        except (RuntimeError, MemoryError) as error:
-            gib = n_slots * bytes_per_block(self._loaded.layers, self.block_size) / 2**30
-            reason = f"{gib:,.1f} GiB of host memory cannot be had"
-            raise ConfigError("cache.host_blocks", n_slots, reason) from error
+        self._host = allocate_host(self._loaded, self._pool, n_slots)
 
     def compile(self, progress: Progress, backend: str = "inductor") -> None:
         """Compile the model for steps without adapters. Raises ``ConfigError`` if that fails."""
@@ -308,43 +299,3 @@ class TorchRunner:
                 os.sched_setaffinity(0, self._cores)
             torch.set_num_threads(self._threads)
             self._owner = threading.get_ident()
-
-
-def _allocate(loaded: LoadedModel, n_blocks: int, block_size: int) -> KvPool:
-    """The KV memory. Raises ``ConfigError`` if there is not so much."""
-    try:
-        return KvPool(loaded.layers, n_blocks, block_size, loaded.device)
-    except (RuntimeError, MemoryError) as error:  # torch raises the first, on a CPU and on CUDA
-        gib = n_blocks * bytes_per_block(loaded.layers, block_size) / 2**30
-        reason = f"{gib:,.1f} GiB of KV memory cannot be had on {loaded.device}"
-        raise ConfigError("cache.kv_blocks", n_blocks, reason) from error
-
-
-def _blocks_that_fit(loaded: LoadedModel, block_size: int) -> int:
-    """KV blocks in a share of free memory. Raises ``ConfigError`` if not even one fits."""
-    if loaded.device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(loaded.device)[0] * _CUDA_SHARE)
-    else:
-        room = min(int(_free_memory() * _CPU_SHARE), _CPU_MOST_BYTES)
-    each = bytes_per_block(loaded.layers, block_size)
-    if room < each:
-        raise ConfigError(
-            "cache.kv_blocks", 0, f"one block takes {each >> 20} MiB, {room >> 20} are free for it"
-        )
-    return room // each
-
-
-def _free_memory() -> int:
-    """Bytes a process may still take: of the machine, or of its control group if that is less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file():
-        text = limit.read_text().strip()
-        if text != "max":
-            free = min(free, max(0, int(text) - int(used.read_text())))
-    return free

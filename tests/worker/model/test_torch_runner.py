@@ -14,7 +14,7 @@ import torch
 
 from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
-from worker.model import runner as runner_module
+from worker.model import memory
 from worker.model.batch import Layout, build_batch, chunked
 from worker.model.kernels.base import Chunked
 from worker.model.kvcache import KvPool, bytes_per_block
@@ -68,11 +68,11 @@ def test_kv_blocks_fill_a_share_of_free_memory(
 ) -> None:
     config = ModelConfig(path=str(folder), device="cpu", threads=1)
     each = 16 * 3 * 2 * 2 * 16 * 4  # block x layers x (key, value) x heads x dim x bytes
-    monkeypatch.setattr(runner_module, "_free_memory", lambda: 400 * each + 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: 400 * each + 1)
     runner = TorchRunner.load(config, CacheConfig())
     assert runner.n_blocks == 100
     assert bytes_per_block(runner._loaded.layers, 16) == each
-    monkeypatch.setattr(runner_module, "_free_memory", lambda: each)
+    monkeypatch.setattr(memory, "free_memory", lambda: each)
     with pytest.raises(ConfigError, match=r"cache\.kv_blocks"):
         TorchRunner.load(config, CacheConfig())
 
@@ -84,7 +84,7 @@ def test_more_kv_memory_than_any_machine_has_is_a_wrong_setting(folder: Path) ->
 
 
 def test_free_memory_is_plausible() -> None:
-    assert 1 << 20 < runner_module._free_memory() < 1 << 50
+    assert 1 << 20 < memory.free_memory() < 1 << 50
 
 
 def test_a_model_without_tokenizer_says_so(folder: Path) -> None:
