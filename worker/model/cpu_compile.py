@@ -1,4 +1,4 @@
-"""Compiles ``cpu_kernels.c`` with the C compiler at hand, once, and checks what comes out.
+"""Compiles the kernels for CPUs with the C compiler at hand, once, and checks what comes out.
 
 The library is kept in the cache folder under the hash of everything it depends on: source,
 compiler, flags, kind of CPU. Without a compiler, or if a result is off, there are no kernels.
@@ -32,23 +32,27 @@ class NoCpuKernels(Exception):
 
 def load_cpu_kernels(folder: Path, threads: int) -> CpuKernels:
     """Compile unless ``folder`` has them, load, compare with torch. Raises ``NoCpuKernels``."""
-    names = (os.environ.get("CC", ""), "cc", "clang")
-    compiler = next(filter(None, map(shutil.which, names)), None)
-    if compiler is None:
-        raise NoCpuKernels("no C compiler was found")
-    try:
-        library = ctypes.CDLL(str(_compiled(compiler, folder)))
-    except OSError as error:
-        raise NoCpuKernels(str(error)) from error
-    kernels = CpuKernels(library, threads)
+    kernels = CpuKernels(open_library(_SOURCE, folder), threads)
     _check_decode(kernels)
     _check_linear(kernels)
     return kernels
 
 
-def _compiled(compiler: str, folder: Path) -> Path:
+def open_library(source: Path, folder: Path) -> ctypes.CDLL:
+    """``source`` compiled for this CPU, kept in ``folder``. Raises ``NoCpuKernels``."""
+    names = (os.environ.get("CC", ""), "cc", "clang")
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise NoCpuKernels("no C compiler was found")
+    try:
+        return ctypes.CDLL(str(_compiled(compiler, source, folder)))
+    except OSError as error:
+        raise NoCpuKernels(str(error)) from error
+
+
+def _compiled(compiler: str, source: Path, folder: Path) -> Path:
     """The shared library for this source, this compiler and this kind of CPU."""
-    facts = (_SOURCE.read_text(), compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
+    facts = (source.read_text(), compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     target = folder / f"kernels-{digest[:16]}.so"
     if target.is_file():
@@ -58,7 +62,7 @@ def _compiled(compiler: str, folder: Path) -> Path:
         made = Path(scratch) / target.name
         # Threads of torch's own OpenMP, if it can be linked to: two of them would keep two sets.
         for extra in ([*_openmp(), "-fopenmp"], ["-fopenmp"], []):
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), *extra, "-lm"]
+            command = [compiler, *_FLAGS, str(source), "-o", str(made), *extra, "-lm"]
             reason = _run(command, scratch)
             if reason is None:
                 os.replace(made, target)  # workers that start together may both get here

@@ -3,7 +3,8 @@
 Weights have one scale per output channel, activations one per token, found anew for each: a few
 activations of a language model are a hundred times the others, and a scale shared by tokens would
 round most of them to zero. Products are summed exactly in int32, so a row's result does not
-depend on its batch. Measured in ``docs/quantization.md``.
+depend on its batch. The worker's own kernel multiplies where it runs (``cpu_int8.py``), else
+FBGEMM, else torch. Measured in ``docs/quantization.md``.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from worker.model.cpu_int8 import LEVELS, Int8Kernel
 from worker.model.support import Unsupported
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Siblings that are called one after the other with the same tensor: one product serves them."""
-_LEVELS, _LEVELS_NARROW = 127, 63
-"""Largest quantized activation; the second where a CPU's byte products saturate at 16 bits."""
+_LEVELS_NARROW = 63
+"""Largest quantized activation where a CPU's byte products saturate at 16 bits."""
 _TINY = 1e-30
 """In place of the peak of a row of zeros."""
 _MOST_INPUTS = 65_536
 """Inputs beyond which a sum of products of bytes might not fit into 32 bits."""
 
 Product = Callable[[Tensor], Tensor]
-"""``x [..., in]`` with rows within -1 .. 1, float32, to ``x @ w.T``, ``[..., out]`` float32."""
+"""``x [..., in]`` to ``x @ w.T + bias``, ``[..., out]``; both float32."""
 
 
 class Int8Linear(nn.Linear):
@@ -50,10 +52,9 @@ class Int8Linear(nn.Linear):
 class SharedProduct:
     """The product of one or several layers that get the same input, computed for the first."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], kernel: Int8Kernel | None = None) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])
-        self._product = pack(weight.float())
-        self._bias = _joined_bias(layers)
+        self._product = pack(weight.float(), _joined_bias(layers), kernel)
         self._widths = [layer.out_features for layer in layers]
         self._input: Tensor | None = None
         self._outputs: list[Tensor | None] = []
@@ -72,20 +73,25 @@ class SharedProduct:
         return output
 
     def _compute(self, x: Tensor) -> Tensor:
-        rows = x.float()
-        peak = rows.abs().amax(-1, keepdim=True).clamp_min_(_TINY)
-        out = self._product(rows / peak).mul_(peak)
-        if self._bias is not None:
-            out += self._bias
-        return out.to(x.dtype)
+        return self._product(x.float()).to(x.dtype)
 
 
-def pack(weight: Tensor) -> Product:
-    """Quantize ``weight`` ``[out, in]`` and lay it out for the fastest kernel there is."""
-    scales = weight.abs().amax(1).clamp_min(_TINY) / _LEVELS
+def pack(weight: Tensor, bias: Tensor | None, kernel: Int8Kernel | None = None) -> Product:
+    """Quantize ``weight`` ``[out, in]`` and lay it out for the fastest product there is."""
+    scales = weight.abs().amax(1).clamp_min(_TINY) / LEVELS
     quantized = (weight / scales[:, None]).round().to(torch.int8)
+    if kernel is not None:
+        return partial(kernel.linear, packed=kernel.pack(quantized, scales, bias))
     levels = _fbgemm_levels()
-    return _fbgemm(quantized, scales, levels) if levels else _portable(quantized, scales)
+    made = _fbgemm(quantized, scales, levels) if levels else _portable(quantized, scales)
+    return partial(_scaled, made, bias)
+
+
+def _scaled(product: Product, bias: Tensor | None, x: Tensor) -> Tensor:
+    """``product``, which takes rows within -1 .. 1, for any rows."""
+    peak = x.abs().amax(-1, keepdim=True).clamp_min_(_TINY)
+    out = product(x / peak).mul_(peak)
+    return out if bias is None else out.add_(bias)
 
 
 def _fbgemm(quantized: Tensor, scales: Tensor, levels: int) -> Product:
@@ -110,10 +116,10 @@ def _fbgemm(quantized: Tensor, scales: Tensor, levels: int) -> Product:
 def _portable(quantized: Tensor, scales: Tensor) -> Product:
     """torch's own int8 product, which every CPU has."""
     transposed = quantized.t()  # a view: a copy is slower
-    steps = scales / _LEVELS
+    steps = scales / LEVELS
 
     def product(x: Tensor) -> Tensor:
-        rows = (x.reshape(-1, x.shape[-1]) * _LEVELS).round_().to(torch.int8)
+        rows = (x.reshape(-1, x.shape[-1]) * LEVELS).round_().to(torch.int8)
         if not len(rows):
             return x.new_empty(*x.shape[:-1], len(scales))
         return (torch._int_mm(rows, transposed) * steps).reshape(*x.shape[:-1], -1)
@@ -129,13 +135,13 @@ def _fbgemm_levels() -> int:
     """
     size = 64
     ones = torch.ones(1, size)
-    extreme = torch.full((size, size), _LEVELS, dtype=torch.int8)
-    for levels in (_LEVELS, _LEVELS_NARROW):
+    extreme = torch.full((size, size), LEVELS, dtype=torch.int8)
+    for levels in (LEVELS, _LEVELS_NARROW):
         try:
             sums = _fbgemm(extreme, torch.ones(size), levels)(ones)
         except (AttributeError, RuntimeError):  # no x86, or a torch without it
             return 0
-        if bool((sums - size * _LEVELS).abs().max() < 1):
+        if bool((sums - size * LEVELS).abs().max() < 1):
             return levels
     return 0
 
@@ -162,7 +168,7 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
     )
 
 
-def quantize_linears(model: nn.Module) -> int:
+def quantize_linears(model: nn.Module, kernel: Int8Kernel | None = None) -> int:
     """Replace every linear layer under ``model``; returns how many there were.
 
     Raises ``Unsupported`` if there are none and, before anything is changed, if the model keeps
@@ -175,7 +181,7 @@ def quantize_linears(model: nn.Module) -> int:
             children = {n: c for n, c in parent.named_children() if _is_linear(c)}
             for names in _groups(children):
                 layers = [_as_linear(children[name]) for name in names]
-                for name, layer in zip(names, _quantized(layers), strict=True):
+                for name, layer in zip(names, _quantized(layers, kernel), strict=True):
                     setattr(parent, name, layer)
                 replaced += len(names)
     if not replaced:
@@ -225,7 +231,7 @@ def _groups(children: dict[str, nn.Module]) -> list[tuple[str, ...]]:
     return [*together, *((name,) for name in children if name not in taken)]
 
 
-def _quantized(layers: Sequence[nn.Linear]) -> Iterator[Int8Linear]:
-    shared = SharedProduct(layers)
+def _quantized(layers: Sequence[nn.Linear], kernel: Int8Kernel | None) -> Iterator[Int8Linear]:
+    shared = SharedProduct(layers, kernel)
     for part, layer in enumerate(layers):
         yield Int8Linear(shared, part, layer)

@@ -17,6 +17,7 @@ from worker.model.attention import register
 from worker.model.batch import Layout
 from worker.model.int8 import check_covered, quantize_linears
 from worker.model.selfcheck import check_against_plain, distance, plain_logits
+from worker.model.speedups import takes_decodes
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel
 
@@ -34,7 +35,8 @@ def quantized(loaded: LoadedModel, block_size: int) -> LoadedModel:
     register()
     try:
         check_covered(loaded.model)
-        check_against_plain(loaded, block_size, Layout(loaded.device))
+        decodes = loaded.cpu_kernels if takes_decodes(loaded) else None
+        check_against_plain(loaded, block_size, Layout(loaded.device, cpu_kernels=decodes))
         with torch.inference_mode():
             before = plain_logits(loaded)
             _quantize_in_place(loaded)
@@ -51,7 +53,7 @@ def quantized(loaded: LoadedModel, block_size: int) -> LoadedModel:
 
 def _quantize_in_place(loaded: LoadedModel) -> None:
     if loaded.device.type == "cpu":
-        quantize_linears(loaded.model)
+        quantize_linears(loaded.model, loaded.int8_kernel)
         return
     if find_spec("torchao") is None:
         raise ConfigError(

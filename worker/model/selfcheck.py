@@ -16,10 +16,12 @@ from worker.sequence import SamplingParams
 _TOKENS = 24
 _SPLITS = ((0, 13), (13, 23), (23, 24))
 """A first chunk, a chunk with history, a decode step."""
-_EXACT, _ROUNDED = 1e-3, 0.2
+_EXACT, _ROUNDED, _ROUGH = 1e-3, 0.2, 0.5
 """Largest relative distance of the logits: rounding alone stays well under, errors well over.
 
-The second holds for 16-bit types and int8, where a last bit may round an activation elsewhere.
+The second holds for 16-bit types, where a last bit may round an activation elsewhere. The third
+is for int8: a difference in the seventh digit rounds some activations to another step, and 30
+layers make 0.16 to 0.26 of that. Errors are found before, with the model at full precision.
 """
 
 
@@ -32,11 +34,16 @@ def check_against_plain(loaded: LoadedModel, block_size: int, layout: Layout) ->
     with torch.inference_mode():
         plain, ours = plain_logits(loaded), _ours(loaded, tokens, block_size, layout)
     apart = distance(ours, plain)
-    precise = loaded.dtype in (torch.float32, torch.float64) and loaded.quantize == "none"
-    if not apart < (_EXACT if precise else _ROUNDED):
+    if not apart < _limit(loaded):
         raise Unsupported(
             f"{loaded.model.config.model_type} differs from plain attention by {apart:.1e}"
         )
+
+
+def _limit(loaded: LoadedModel) -> float:
+    if loaded.quantize != "none":
+        return _ROUGH
+    return _EXACT if loaded.dtype in (torch.float32, torch.float64) else _ROUNDED
 
 
 def distance(logits: Tensor, wanted: Tensor) -> float:

@@ -12,6 +12,7 @@ from worker.config import ModelConfig
 from worker.model.attention import register
 from worker.model.compiled import CompiledForward
 from worker.model.cpu_compile import NoCpuKernels, load_cpu_kernels
+from worker.model.cpu_int8 import Int8Kernel, load_int8_kernel
 from worker.model.fetch import Progress, cache_root
 from worker.model.packed import pack_linears, replace_norms
 from worker.model.recorded import CudaRecorder, Recorder
@@ -38,8 +39,8 @@ def compile_model(
 def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> LoadedModel:
     """The model with the worker's own kernels, if it is on a CPU in float32 and they can be had.
 
-    Unless its weights are to be quantized or compiled, they are packed in place. Raises
-    ``ConfigError`` if the model does not run with packed weights.
+    Unless its weights are to be quantized, which comes later, or compiled, they are packed in
+    place. Raises ``ConfigError`` if the model does not run with packed weights.
     """
     if loaded.device.type != "cpu" or loaded.dtype != torch.float32 or not model.cpu_kernels:
         return loaded
@@ -48,9 +49,10 @@ def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> L
     except (NoCpuKernels, OSError) as error:
         log.warning("cpu_kernels_unavailable", reason=str(error), instead="torch's own functions")
         return loaded
+    if not model.compile:
+        replace_norms(loaded.model, kernels)
     if model.quantize == "none" and not model.compile:
         pack_linears(loaded.model, kernels)
-        replace_norms(loaded.model, kernels)
         register()
         try:
             with torch.inference_mode():
@@ -58,7 +60,18 @@ def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> L
         except (AttributeError, TypeError) as error:  # it reads a layer's weight by itself
             reason = f"does not fit this model ({error}): set it to false"
             raise ConfigError("model.cpu_kernels", True, reason) from error
-    return dataclasses.replace(loaded, cpu_kernels=kernels)
+    int8 = _int8_kernel(model, threads) if model.quantize == "int8" else None
+    return dataclasses.replace(loaded, cpu_kernels=kernels, int8_kernel=int8)
+
+
+def _int8_kernel(model: ModelConfig, threads: int) -> Int8Kernel | None:
+    if model.compile:
+        return None  # the compiler knows torch's products and would stop at this one
+    try:
+        return load_int8_kernel(cache_root(model.cache_dir) / "kernels", threads)
+    except (NoCpuKernels, OSError) as error:
+        log.warning("int8_kernel_unavailable", reason=str(error), instead="torch's own products")
+        return None
 
 
 def takes_decodes(loaded: LoadedModel) -> bool:

@@ -19,6 +19,7 @@ from shared.errors import ConfigError
 from worker.model.batch import StepBatch
 from worker.model.compiled import CompiledForward
 from worker.model.convert import convert, convert_locked, converted_folder, is_converted, lock_path
+from worker.model.cpu_int8 import Int8Kernel
 from worker.model.cpu_kernels import CpuKernels
 from worker.model.fetch import (
     DEFAULT_MODEL,
@@ -64,6 +65,8 @@ class LoadedModel:
     """How its linear layers are held; see ``worker.model.quantize``."""
     cpu_kernels: CpuKernels | None = None
     """The worker's own kernels, if this model uses them."""
+    int8_kernel: Int8Kernel | None = None
+    """Multiplies once the model is quantized."""
     compiled: CompiledForward | None = None
     """Runs in place of the model's own code if set."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,11 +19,13 @@ from shared.errors import ConfigError
 from worker.config import CacheConfig, ModelConfig
 from worker.model import int8, quantize
 from worker.model.batch import Layout
+from worker.model.cpu_compile import NoCpuKernels
+from worker.model.cpu_int8 import Int8Kernel, load_int8_kernel
 from worker.model.int8 import Int8Linear, SharedProduct, quantize_linears
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
 from worker.model.selfcheck import check_against_plain, distance
-from worker.model.speedups import with_cpu_kernels
+from worker.model.speedups import takes_decodes, with_cpu_kernels
 from worker.model.support import Unsupported
 from worker.model.weights import describe
 from worker.runner import Chunk, StepPlan
@@ -54,35 +57,53 @@ def by_hand(x: torch.Tensor, weight: torch.Tensor, levels: int) -> torch.Tensor:
     return sums * (peak / levels) * steps
 
 
-@pytest.mark.parametrize("shape", [(1, 40), (7, 40), (2, 3, 40), (1, 130, 40)])
-@pytest.mark.parametrize("portable", [False, True])
-def test_a_product_is_the_sum_of_rounded_numbers(
-    shape: tuple[int, ...], portable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    levels = int8._fbgemm_levels() or 127
-    if portable:
+@dataclass(frozen=True)
+class Route:
+    """One of the ways to multiply; on a CPU without the first the second stands in for it."""
+
+    kernel: Int8Kernel | None
+    levels: int
+
+
+@pytest.fixture(scope="module")
+def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Int8Kernel | None:
+    try:
+        return load_int8_kernel(tmp_path_factory.mktemp("kernels"), 1)
+    except NoCpuKernels:
+        return None
+
+
+@pytest.fixture(params=["own", "fbgemm", "portable"])
+def route(
+    request: pytest.FixtureRequest,
+    own_kernel: Int8Kernel | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Route:
+    if request.param == "own" and own_kernel is not None:
+        return Route(own_kernel, 127)
+    if request.param == "portable":
         monkeypatch.setattr(int8, "_fbgemm_levels", lambda: 0)
-        levels = 127
+    return Route(None, int8._fbgemm_levels() or 127)
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (7, 40), (2, 3, 40), (1, 130, 40)])
+def test_a_product_is_the_sum_of_rounded_numbers(shape: tuple[int, ...], route: Route) -> None:
     layer = nn.Linear(40, 24, bias=False)
     with torch.inference_mode():
-        out = SharedProduct([layer]).of(rows(*shape), 0)
-        assert torch.allclose(out, by_hand(rows(*shape), layer.weight, levels), atol=1e-5)
+        out = SharedProduct([layer], route.kernel).of(rows(*shape), 0)
+        wanted = by_hand(rows(*shape), layer.weight, route.levels)
+        assert torch.allclose(out, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_largest_weights_and_activations_do_not_saturate(
-    portable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if portable:
-        monkeypatch.setattr(int8, "_fbgemm_levels", lambda: 0)
+def test_largest_weights_and_activations_do_not_saturate(route: Route) -> None:
     signs = torch.tensor([1.0, -1.0]).repeat(256)
-    product = int8.pack(signs.expand(16, 512).contiguous())
+    product = int8.pack(signs.expand(16, 512).contiguous(), None, route.kernel)
     assert torch.allclose(product(signs[None]), torch.full((1, 16), 512.0), rtol=1e-5)
     assert torch.allclose(product(-signs[None]), torch.full((1, 16), -512.0), rtol=1e-5)
 
 
-def test_a_row_does_not_depend_on_its_batch() -> None:
-    shared = SharedProduct([nn.Linear(48, 40), nn.Linear(48, 8, bias=False)])
+def test_a_row_does_not_depend_on_its_batch(route: Route) -> None:
+    shared = SharedProduct([nn.Linear(48, 40), nn.Linear(48, 8, bias=False)], route.kernel)
     x = rows(33, 48)
     x[5] *= 1e4  # would leave nothing of the others under a scale for all
     with torch.inference_mode():
@@ -91,21 +112,28 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
             assert torch.equal(shared.of(x[i : i + 1], 0)[0], together[i])
 
 
-def test_rows_of_zeros_and_of_no_numbers_stay_what_they_are() -> None:
+def test_rows_of_zeros_and_of_no_numbers_stay_what_they_are(route: Route) -> None:
     layer = nn.Linear(16, 8)
     x = rows(4, 16)
     x[0], x[1, 3], x[2, 3] = 0, float("nan"), float("inf")
     with torch.inference_mode():
-        out = SharedProduct([layer]).of(x, 0)
+        out = SharedProduct([layer], route.kernel).of(x, 0)
         assert torch.equal(out[0], layer.bias)
         assert out[1].isnan().all()
         assert not out[2].isfinite().any()
-        assert torch.equal(out[3], SharedProduct([layer]).of(x[3:], 0)[0])
+        assert torch.equal(out[3], SharedProduct([layer], route.kernel).of(x[3:], 0)[0])
 
 
-def test_no_rows_give_no_rows() -> None:
-    for weight in (int8.pack(rows(8, 16)), int8._portable(torch.ones(8, 16).char(), torch.ones(8))):
-        assert weight(torch.empty(1, 0, 16)).shape == (1, 0, 8)
+def test_rows_too_small_for_a_step_come_out_as_good_as_nothing(route: Route) -> None:
+    weight, bias = rows(8, 16), rows(8, seed=2)
+    x = rows(3, 16) * torch.tensor([[1e-31], [1e-38], [1e-42]])
+    out = int8.pack(weight, None, route.kernel)(x)
+    assert torch.allclose(out * 1e20, torch.zeros(3, 8))
+    assert torch.equal(int8.pack(weight, bias, route.kernel)(x), bias.expand(3, 8))
+
+
+def test_no_rows_give_no_rows(route: Route) -> None:
+    assert int8.pack(rows(8, 16), None, route.kernel)(torch.empty(1, 0, 16)).shape == (1, 0, 8)
 
 
 class Siblings(nn.Module):
@@ -162,11 +190,16 @@ def test_layers_that_are_packed_already_are_not_taken_for_quantized(
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("own", [False, True])
 def test_families(
-    config_of_kind: Callable[..., Any], model_of: Callable[..., Any], kind: str
+    config_of_kind: Callable[..., Any],
+    model_of: Callable[..., Any],
+    own_kernel: Int8Kernel | None,
+    kind: str,
+    own: bool,
 ) -> None:
     loaded = describe(model_of(config_of_kind(kind), torch.float32))
-    made = quantized(loaded, 5)
+    made = quantized(replace(loaded, int8_kernel=own_kernel if own else None), 5)
     linears = [m for m in made.model.modules() if isinstance(m, nn.Linear)]
     assert linears
     assert all(isinstance(m, Int8Linear) for m in linears)
@@ -221,7 +254,7 @@ def test_a_model_that_int8_spoils_is_refused(
     model_of: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def coarse(weight: torch.Tensor) -> int8.Product:
+    def coarse(weight: torch.Tensor, *_: Any) -> int8.Product:
         return lambda x: x @ weight.sign().T
 
     monkeypatch.setattr(int8, "pack", coarse)
@@ -256,11 +289,16 @@ def test_the_check_compares_int8_with_int8(
 
 
 def test_loading_with_the_setting(
-    tmp_path: Path, config_of_kind: Callable[..., Any], model_of: Callable[..., Any]
+    tmp_path: Path,
+    config_of_kind: Callable[..., Any],
+    model_of: Callable[..., Any],
+    own_kernel: Int8Kernel | None,
 ) -> None:
     model_of(config_of_kind("llama"), torch.float32).save_pretrained(tmp_path / "tiny")
     config = ModelConfig(path=str(tmp_path / "tiny"), quantize="int8", threads=1, device="cpu")
     runner = TorchRunner.load(config, CacheConfig(kv_blocks=8))
+    assert (runner._loaded.int8_kernel is None) == (own_kernel is None)
+    assert takes_decodes(runner._loaded)
     layers = [m for m in runner._loaded.model.modules() if isinstance(m, nn.Linear)]
     assert len(layers) == 3 * 7 + 1
     assert all(isinstance(m, Int8Linear) for m in layers)
