@@ -101,14 +101,14 @@ class Storm:
             len(event.keys) for event in events if isinstance(event, BlocksRemoved)
         )
 
-    async def run(self, seconds: float) -> None:
-        """The load for so long, then until all is quiet."""
+    async def run(self, seconds: float, turns: int) -> None:
+        """The load for so long, and so many requests of each client; then until all is quiet."""
         self.engine.start()
         for each in self.folders:
             await self.adapters.load(each.name, each.folder)
         end = time.monotonic() + seconds
         names = map(str, range(self.setting.clients))
-        clients = [asyncio.create_task(self._client(name, end)) for name in names]
+        clients = [asyncio.create_task(self._client(name, end, turns)) for name in names]
         others = [
             asyncio.create_task(each)
             for each in (self._flush(), self._swap_adapter(), self._watch(clients))
@@ -123,9 +123,9 @@ class Storm:
         for request, deltas in self.answers:
             self._compare(request, deltas)
 
-    async def _client(self, name: str, end: float) -> None:
+    async def _client(self, name: str, end: float, turns: int) -> None:
         turn = 0
-        while time.monotonic() < end:
+        while turn < turns or time.monotonic() < end:
             turn += 1
             served = {each.info.scope: each for each in self.adapters.served()}
             requests = self.load.draw(f"{name}-{turn}", list(served))
@@ -243,9 +243,18 @@ SHOWN = (
 
 
 def storm(
-    seconds: float, seed: int, tell: Callable[[str], None], settings: tuple[Setting, ...] = SETTINGS
+    seconds: float,
+    seed: int,
+    tell: Callable[[str], None],
+    settings: tuple[Setting, ...] = SETTINGS,
+    turns: int = 1,
 ) -> Tally:
-    """All settings, an equal share of the time each. A fault does not stop the others."""
+    """All settings, an equal share of the time each. A fault does not stop the others.
+
+    :param turns: each client asks at least so often, however slow the machine is.
+    """
+    # steps are lost on purpose: no traceback for each
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     torch.set_num_threads(1)
     model = tiny_model(torch.float64)
     tally = Tally()
@@ -256,7 +265,7 @@ def storm(
             started = tally.counts.copy()
             made = Storm(setting, model, adapters, alone, tally, seed)
             try:
-                asyncio.run(made.run(seconds / len(settings)))
+                asyncio.run(made.run(seconds / len(settings), turns))
             except AssertionError as error:
                 tally.fault("leaks", f"{setting.name}: {error}")
             tell(f"{setting.name}: " + line(tally.counts - started))
@@ -273,8 +282,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", default="", help="file for the counts")
     args = parser.parse_args()
-    # steps are lost on purpose: no traceback for each
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     tally = storm(60 * args.minutes, args.seed, print)
     print("total: " + line(tally.counts))
     for fault in tally.faults:
