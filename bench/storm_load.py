@@ -21,7 +21,7 @@ VOCAB, EOS, MAX_LEN = 259, 257, 2048
 LONGEST_ANSWER = 120
 TENANTS = ("a", "b")
 """Two, who must share nothing; the tokens of both are the same."""
-ADAPTED_PROMPTS = 8
+ADAPTED_PROMPTS = 4
 """So many of the prompts are also asked of adapters: each needs a right answer of its own."""
 
 
