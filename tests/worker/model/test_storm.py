@@ -74,6 +74,22 @@ def test_weights_of_another_adapter_are_noticed(
     assert small(script, 1.5).counts["wrong"] > 0
 
 
+def test_contents_lost_on_the_way_to_host_memory_are_noticed(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = script.UnreliableRunner.run
+
+    def run(self: object, plan: StepPlan) -> StepResult:
+        return right(self, replace(plan, copies=()))
+
+    monkeypatch.setattr(script.UnreliableRunner, "run", run)
+    setting = next(each for each in script.SETTINGS if each.host_blocks)
+    few = replace(setting, n_blocks=20, prompts=4, clients=4, longest=80)
+    tally = script.storm(1.0, 1, lambda _: None, (few,), turns=10)
+    assert tally.counts["host tokens"] > 0
+    assert tally.counts["wrong"] > 0
+
+
 def test_leaks_are_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockPool, "release", lambda self, blocks: None)
     tally = small(script)
