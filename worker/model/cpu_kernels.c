@@ -31,19 +31,31 @@ INLINE vec load(const float *from) {
 
 INLINE void store(float *to, vec v) { memcpy(to, &v, sizeof v); }
 
-#define FOLD(a, b, keep, step)                                                     \
-    (__builtin_shufflevector(a, b, keep(0)) + __builtin_shufflevector(a, b, keep(step)))
+#define FOLD(a, b, keep, step)                                                                  \
+    ({                                                                                          \
+        const vec one_ = (a), two_ = (b);                                                       \
+        __builtin_shufflevector(one_, two_, keep(0)) +                                          \
+            __builtin_shufflevector(one_, two_, keep(step));                                    \
+    })
 #define HALVES(o) o, o+1, o+2, o+3, o+4, o+5, o+6, o+7, o+16, o+17, o+18, o+19, o+20, o+21, o+22, o+23
 #define QUARTERS(o) o, o+1, o+2, o+3, o+16, o+17, o+18, o+19, o+8, o+9, o+10, o+11, o+24, o+25, o+26, o+27
 #define PAIRS(o) o, o+1, o+16, o+17, o+4, o+5, o+20, o+21, o+8, o+9, o+24, o+25, o+12, o+13, o+28, o+29
 #define SINGLES(o) o, o+16, o+2, o+18, o+4, o+20, o+6, o+22, o+8, o+24, o+10, o+26, o+12, o+28, o+14, o+30
 
-/* Lane j of the result is the sum of all lanes of part j. */
-INLINE vec sums_of(vec part[16]) {
-    for (int i = 0; i < 8; i++) part[i] = FOLD(part[i], part[i + 8], HALVES, 8);
-    for (int i = 0; i < 4; i++) part[i] = FOLD(part[i], part[i + 4], QUARTERS, 4);
-    for (int i = 0; i < 2; i++) part[i] = FOLD(part[i], part[i + 2], PAIRS, 2);
-    return FOLD(part[0], part[1], SINGLES, 1);
+INLINE vec dot(const vec *query, const float *row, const int lanes) {
+    vec sum = query[0] * load(row);
+    for (int i = 1; i < lanes; i++) sum += query[i] * load(row + i * 16);
+    return sum;
+}
+
+/* Lane j of the result is the product of query and row j: sixteen sums over lanes at once, folded
+ * as they come, so that few wait in registers. */
+#define DOT(i) dot(query, row[i], lanes)
+#define DOTS_2(i) FOLD(DOT(i), DOT((i) + 8), HALVES, 8)
+#define DOTS_4(i) FOLD(DOTS_2(i), DOTS_2((i) + 4), QUARTERS, 4)
+#define DOTS_8(i) FOLD(DOTS_4(i), DOTS_4((i) + 2), PAIRS, 2)
+INLINE vec dots(const vec *query, const float *const row[16], const int lanes) {
+    return FOLD(DOTS_8(0), DOTS_8(1), SINGLES, 1);
 }
 
 INLINE vec larger(vec a, vec b) {
@@ -51,10 +63,25 @@ INLINE vec larger(vec a, vec b) {
     return (vec)(((ivec)a & first) | ((ivec)b & ~first));
 }
 
+#define TURN_8 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+#define TURN_4 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
+#define TURN_2 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
+#define TURN_1 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+
 INLINE float sum_of(vec v) {
-    float sum = 0;
-    for (int i = 0; i < 16; i++) sum += v[i];
-    return sum;
+    v += __builtin_shufflevector(v, v, TURN_8);
+    v += __builtin_shufflevector(v, v, TURN_4);
+    v += __builtin_shufflevector(v, v, TURN_2);
+    v += __builtin_shufflevector(v, v, TURN_1);
+    return v[0];
+}
+
+/* All lanes of the result are the largest of v. */
+INLINE vec largest_of(vec v) {
+    v = larger(v, __builtin_shufflevector(v, v, TURN_8));
+    v = larger(v, __builtin_shufflevector(v, v, TURN_4));
+    v = larger(v, __builtin_shufflevector(v, v, TURN_2));
+    return larger(v, __builtin_shufflevector(v, v, TURN_1));
 }
 
 /* exp for x <= 0, relative error about 1e-7; below -87 it is 0 for all purposes */
@@ -126,30 +153,22 @@ INLINE void attend(const float *q, const float *k, const float *v, const int64_t
                 row[c] = k + at;
                 for (int i = 0; i < lanes; i++) __builtin_prefetch(v + at + i * 16, 0, 2);
             }
-            for (int g = 0; g < group; g++) {
-                vec part[16];
-                for (int c = 0; c < 16; c++) {
-                    part[c] = query[g][0] * load(row[c]);
-                    for (int i = 1; i < lanes; i++) part[c] += query[g][i] * load(row[c] + i * 16);
-                }
-                store(score[g] + j, sums_of(part));
-            }
+            for (int g = 0; g < group; g++) store(score[g] + j, dots(query[g], row, lanes));
         }
         const int end = (n + 15) / 16 * 16;
         for (int g = 0; g < group; g++) {
             for (int j = n; j < end; j++) score[g][j] = -INFINITY;
             vec high = (vec){} + highest[g];
             for (int j = 0; j < end; j += 16) high = larger(load(score[g] + j), high);
-            float best = high[0];
-            for (int i = 1; i < 16; i++) best = high[i] > best ? high[i] : best;
+            high = largest_of(high);
             vec weights = (vec){};
             for (int j = 0; j < end; j += 16) {
-                vec w = exp_of(load(score[g] + j) - best);
+                vec w = exp_of(load(score[g] + j) - high);
                 store(score[g] + j, w);
                 weights += w;
             }
-            const float shrink = expf(highest[g] - best);
-            highest[g] = best;
+            const float shrink = exp_of(highest[g] - high)[0];
+            highest[g] = high[0];
             /* padding of the last vector weighs 1e-38 each: nothing */
             total[g] = total[g] * shrink + sum_of(weights);
             for (int i = 0; i < lanes; i++) acc[g][i] *= shrink;
