@@ -37,6 +37,7 @@ class PackedInt8:
     layer: _Layer
     address: int
     """Of ``layer``."""
+    outputs: int
     arrays: tuple[Tensor, ...]
     """What it points to."""
 
@@ -69,7 +70,7 @@ class Int8Kernel:
         self._pack(plain.data_ptr(), packed.data_ptr(), offsets.data_ptr(), outputs, inputs)
         arrays = (packed, offsets, padded[0], padded[1])
         layer = _Layer(*(array.data_ptr() for array in arrays), outputs, inputs)
-        return PackedInt8(layer, ctypes.addressof(layer), arrays)
+        return PackedInt8(layer, ctypes.addressof(layer), outputs, arrays)
 
     def linear(self, x: Tensor, packed: PackedInt8) -> Tensor:
         """``[..., inputs]`` float32, rounded, by the weights: ``[..., outputs]`` float32."""
@@ -77,16 +78,11 @@ class Int8Kernel:
         rows = x.reshape(-1, inputs)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        out = torch.empty(*x.shape[:-1], packed.layer.outputs)
-        if self._linear(
-            packed.address,
-            rows.data_ptr(),
-            rows.stride(0),
-            out.data_ptr(),
-            rows.shape[0],
-            self._threads,
-        ):
-            raise RuntimeError(f"no memory to round {len(rows)} rows")
+        count = rows.shape[0]
+        out = torch.empty(*x.shape[:-1], packed.outputs)
+        address, stride = rows.data_ptr(), rows.stride(0)
+        if self._linear(packed.address, address, stride, out.data_ptr(), count, self._threads):
+            raise RuntimeError(f"no memory to round {count} rows")
         return out
 
 

@@ -64,7 +64,7 @@ class SharedProduct:
         if len(self._widths) == 1:
             return self._compute(x)
         if x is not self._input or self._outputs[part] is None:
-            self._input, self._outputs = x, [*torch.split(self._compute(x), self._widths, -1)]
+            self._input, self._outputs = x, [*self._compute(x).split_with_sizes(self._widths, -1)]
         output = self._outputs[part]
         assert output is not None
         self._outputs[part] = None  # handed out once: it may be changed in place
@@ -73,6 +73,8 @@ class SharedProduct:
         return output
 
     def _compute(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return self._product(x)
         return self._product(x.float()).to(x.dtype)
 
 
