@@ -14,7 +14,8 @@ import pytest
 from shared.paging import BlockPool
 from worker.runner import StepPlan, StepResult
 
-pytestmark = pytest.mark.torch
+# the right answers take their time on a busy machine
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).resolve().parents[3] / "bench" / "storm.py"
 
 
@@ -30,7 +31,6 @@ def script() -> ModuleType:
     return made
 
 
-@pytest.mark.timeout(400)  # the right answers take their time on a busy machine
 def test_a_short_storm(script: ModuleType) -> None:
     by_name = {each.name: each for each in script.SETTINGS}
     chosen = [by_name[name] for name in ("odd block size", "nearly no room", "host memory")]
