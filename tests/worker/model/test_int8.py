@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,9 +66,14 @@ class Route:
 
 
 @pytest.fixture(scope="module")
-def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Int8Kernel | None:
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="module")
+def own_kernel(kernel_folder: Path) -> Int8Kernel | None:
     try:
-        return load_int8_kernel(tmp_path_factory.mktemp("kernels"), 1)
+        return load_int8_kernel(kernel_folder / "kernels", 1)
     except NoCpuKernels:
         return None
 
@@ -194,12 +199,13 @@ def test_layers_that_are_packed_already_are_not_taken_for_quantized(
 def test_families(
     config_of_kind: Callable[..., Any],
     model_of: Callable[..., Any],
-    own_kernel: Int8Kernel | None,
+    kernel_folder: Path,
     kind: str,
     own: bool,
 ) -> None:
+    config = ModelConfig(quantize="int8", cpu_kernels=own, cache_dir=str(kernel_folder))
     loaded = describe(model_of(config_of_kind(kind), torch.float32))
-    made = quantized(replace(loaded, int8_kernel=own_kernel if own else None), 5)
+    made = quantized(with_cpu_kernels(loaded, config, 1), 5)
     linears = [m for m in made.model.modules() if isinstance(m, nn.Linear)]
     assert linears
     assert all(isinstance(m, Int8Linear) for m in linears)
