@@ -10,7 +10,7 @@ FBGEMM, else torch. Measured in ``docs/quantization.md``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 
@@ -19,10 +19,16 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from worker.model.cpu_int8 import LEVELS, Int8Kernel
+from worker.model.sameinput import (
+    Product,
+    SharedProduct,
+    SharingLinear,
+    groups,
+    joined_bias,
+    widths_of,
+)
 from worker.model.support import Unsupported
 
-SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Siblings that are called one after the other with the same tensor: one product serves them."""
 _LEVELS_NARROW = 63
 """Largest quantized activation where a CPU's byte products saturate at 16 bits."""
 _TINY = 1e-30
@@ -30,52 +36,20 @@ _TINY = 1e-30
 _MOST_INPUTS = 65_536
 """Inputs beyond which a sum of products of bytes might not fit into 32 bits."""
 
-Product = Callable[[Tensor], Tensor]
-"""``x [..., in]`` to ``x @ w.T + bias``, ``[..., out]``; both float32."""
+
+class Int8Linear(SharingLinear):
+    """A quantized layer."""
 
 
-class Int8Linear(nn.Linear):
-    """Stands in for an ``nn.Linear``; has no ``weight`` that could be read or trained."""
+def shared_product(layers: Sequence[nn.Linear], kernel: Int8Kernel | None = None) -> SharedProduct:
+    """The quantized product of layers that get the same input, for activations of any type."""
+    weight = torch.cat([layer.weight.detach() for layer in layers]).float()
+    product = pack(weight, joined_bias(layers), kernel)
 
-    def __init__(self, shared: SharedProduct, part: int, plain: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.register_parameter("weight", None)
-        self.register_parameter("bias", None)  # the shared product adds it
-        self._shared, self._part = shared, part
+    def compute(x: Tensor) -> Tensor:
+        return product(x) if x.dtype == torch.float32 else product(x.float()).to(x.dtype)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``, maybe a view of a wider tensor."""
-        return self._shared.of(input, self._part)
-
-
-class SharedProduct:
-    """The product of one or several layers that get the same input, computed for the first."""
-
-    def __init__(self, layers: Sequence[nn.Linear], kernel: Int8Kernel | None = None) -> None:
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        self._product = pack(weight.float(), _joined_bias(layers), kernel)
-        self._widths = [layer.out_features for layer in layers]
-        self._input: Tensor | None = None
-        self._outputs: list[Tensor | None] = []
-
-    def of(self, x: Tensor, part: int) -> Tensor:
-        """Output of layer ``part`` for ``x``; the caller may change it."""
-        if len(self._widths) == 1:
-            return self._compute(x)
-        if x is not self._input or self._outputs[part] is None:
-            self._input, self._outputs = x, [*self._compute(x).split_with_sizes(self._widths, -1)]
-        output = self._outputs[part]
-        assert output is not None
-        self._outputs[part] = None  # handed out once: it may be changed in place
-        if not any(rest is not None for rest in self._outputs):
-            self._input = None
-        return output
-
-    def _compute(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
-            return self._product(x)
-        return self._product(x.float()).to(x.dtype)
+    return SharedProduct(compute, widths_of(layers))
 
 
 def pack(weight: Tensor, bias: Tensor | None, kernel: Int8Kernel | None = None) -> Product:
@@ -159,17 +133,6 @@ def _engine(name: str) -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
-    if all(layer.bias is None for layer in layers):
-        return None
-    return torch.cat(
-        [
-            torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach().float()
-            for layer in layers
-        ]
-    )
-
-
 def quantize_linears(model: nn.Module, kernel: Int8Kernel | None = None) -> int:
     """Replace every linear layer under ``model``; returns how many there were.
 
@@ -181,7 +144,8 @@ def quantize_linears(model: nn.Module, kernel: Int8Kernel | None = None) -> int:
     with torch.inference_mode():
         for parent in list(model.modules()):
             children = {n: c for n, c in parent.named_children() if _is_linear(c)}
-            for names in _groups(children):
+            sizes = {name: _as_linear(child).in_features for name, child in children.items()}
+            for names in groups(sizes):
                 layers = [_as_linear(children[name]) for name in names]
                 for name, layer in zip(names, _quantized(layers, kernel), strict=True):
                     setattr(parent, name, layer)
@@ -221,19 +185,7 @@ def _as_linear(module: nn.Module) -> nn.Linear:
     return linear
 
 
-def _groups(children: dict[str, nn.Module]) -> list[tuple[str, ...]]:
-    """Names by shared product: those known to get the same input together, the others alone."""
-    together = [
-        names
-        for names in SAME_INPUT
-        if all(name in children for name in names)
-        and len({_as_linear(children[name]).in_features for name in names}) == 1
-    ]
-    taken = {name for names in together for name in names}
-    return [*together, *((name,) for name in children if name not in taken)]
-
-
 def _quantized(layers: Sequence[nn.Linear], kernel: Int8Kernel | None) -> Iterator[Int8Linear]:
-    shared = SharedProduct(layers, kernel)
+    shared = shared_product(layers, kernel)
     for part, layer in enumerate(layers):
         yield Int8Linear(shared, part, layer)

@@ -7,25 +7,25 @@ original weight is given up, so memory stays the same, except where an embedding
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
 from worker.model.cpu_kernels import CpuKernels
+from worker.model.sameinput import (
+    Product,
+    SharedProduct,
+    SharingLinear,
+    groups,
+    joined_bias,
+    widths_of,
+)
 
 
-class PackedLinear(nn.Linear):
-    """Stands in for an ``nn.Linear``; has no ``weight`` that could be read or trained."""
-
-    def __init__(self, plain: nn.Linear, kernels: CpuKernels) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.register_parameter("weight", None)
-        self.bias = plain.bias
-        self._kernels, self._packed = kernels, kernels.pack(plain.weight.detach())
-
-    def forward(self, input: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``."""
-        return self._kernels.linear(input, self._packed, self.bias, self.out_features)
+class PackedLinear(SharingLinear):
+    """A layer whose weight lies in the kernel's layout."""
 
 
 def pack_linears(model: nn.Module, kernels: CpuKernels) -> int:
@@ -33,11 +33,28 @@ def pack_linears(model: nn.Module, kernels: CpuKernels) -> int:
     replaced = 0
     with torch.inference_mode():
         for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear and child.weight.dtype == torch.float32:
-                    setattr(parent, name, PackedLinear(child, kernels))
-                    replaced += 1
+            plain = {n: c for n, c in parent.named_children() if _is_plain(c)}
+            for names in groups({name: layer.in_features for name, layer in plain.items()}):
+                layers = [plain[name] for name in names]
+                shared = SharedProduct(_product(layers, kernels), widths_of(layers))
+                for part, (name, layer) in enumerate(zip(names, layers, strict=True)):
+                    setattr(parent, name, PackedLinear(shared, part, layer))
+                replaced += len(names)
     return replaced
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear and module.weight.dtype == torch.float32
+
+
+def _product(layers: Sequence[nn.Linear], kernels: CpuKernels) -> Product:
+    packed = kernels.pack(torch.cat([layer.weight.detach() for layer in layers]))
+    bias, outputs = joined_bias(layers), sum(widths_of(layers))
+
+    def product(x: Tensor) -> Tensor:
+        return kernels.linear(x, packed, bias, outputs)
+
+    return product
 
 
 class KernelNorm(nn.Module):

@@ -35,6 +35,38 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> CpuKernels:
     return load_cpu_kernels(tmp_path_factory.mktemp("kernels"), 1)
 
 
+def packed_twin(plain: nn.Linear, kernels: CpuKernels) -> nn.Module:
+    holder = nn.ModuleDict({"layer": plain})
+    assert pack_linears(holder, kernels) == 1
+    assert isinstance(holder["layer"], PackedLinear)
+    return holder["layer"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_with_the_same_input_are_one_product(
+    kernels: CpuKernels, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, widths = ("q_proj", "k_proj", "v_proj", "o_proj"), (64, 16, 16, 64)
+    plain = {
+        n: nn.Linear(64, w, bias=bias and n != "k_proj") for n, w in zip(names, widths, strict=True)
+    }
+    holder = nn.ModuleDict(plain)
+    pack_linears(holder, kernels)
+    calls = []
+    linear = CpuKernels.linear
+    monkeypatch.setattr(CpuKernels, "linear", lambda *a: calls.append(a) or linear(*a))
+    x, other = torch.randn(1, 5, 64), torch.randn(1, 5, 64)
+    with torch.inference_mode():
+        for given, order in ((x, names), (other, names[::-1]), (x, ("v_proj", "v_proj"))):
+            for name in order:
+                wanted = plain[name](given)
+                torch.testing.assert_close(holder[name](given), wanted, rtol=1e-5, atol=1e-5)
+        # two rounds of two products, and one for each call that repeats itself
+        assert len(calls) == 6
+        holder["q_proj"](x).zero_()  # what a layer hands out may be changed
+        torch.testing.assert_close(holder["k_proj"](x), plain["k_proj"](x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 48, 130])
 def test_a_packed_layer_computes_what_the_plain_one_does(
@@ -44,7 +76,7 @@ def test_a_packed_layer_computes_what_the_plain_one_does(
     plain = nn.Linear(72, 40, bias=bias)
     x = torch.randn(1, rows, 72)
     with torch.inference_mode():
-        packed = PackedLinear(plain, kernels)(x)
+        packed = packed_twin(plain, kernels)(x)
         assert packed.shape == (1, rows, 40)
         torch.testing.assert_close(packed, plain(x), rtol=1e-5, atol=1e-5)
 
@@ -69,7 +101,7 @@ def test_rows_that_lie_apart_are_multiplied_as_well(kernels: CpuKernels, part: s
     wide = torch.randn(9, 3 * 48)[part]
     flipped = torch.randn(48, 9).t()[part]
     with torch.inference_mode():
-        packed = PackedLinear(plain, kernels)
+        packed = packed_twin(plain, kernels)
         for x in (wide[:, 48:96], flipped, wide[:0, :48]):
             torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
 
@@ -124,7 +156,7 @@ def test_kv_is_stored_where_torch_stores_it(kernels: CpuKernels, slots: list[int
 
 
 def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels) -> None:
-    packed = PackedLinear(nn.Linear(200, 77), kernels)
+    packed = packed_twin(nn.Linear(200, 77), kernels)
     x = torch.randn(64, 200)
     with torch.inference_mode():
         whole = packed(x)

@@ -21,9 +21,10 @@ from worker.model import int8, quantize
 from worker.model.batch import Layout
 from worker.model.cpu_compile import NoCpuKernels
 from worker.model.cpu_int8 import Int8Kernel, load_int8_kernel
-from worker.model.int8 import Int8Linear, SharedProduct, quantize_linears
+from worker.model.int8 import Int8Linear, quantize_linears, shared_product
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
+from worker.model.sameinput import SharedProduct
 from worker.model.selfcheck import check_against_plain, distance
 from worker.model.speedups import takes_decodes, with_cpu_kernels
 from worker.model.support import Unsupported
@@ -95,7 +96,7 @@ def route(
 def test_a_product_is_the_sum_of_rounded_numbers(shape: tuple[int, ...], route: Route) -> None:
     layer = nn.Linear(40, 24, bias=False)
     with torch.inference_mode():
-        out = SharedProduct([layer], route.kernel).of(rows(*shape), 0)
+        out = shared_product([layer], route.kernel).of(rows(*shape), 0)
         wanted = by_hand(rows(*shape), layer.weight, route.levels)
         assert torch.allclose(out, wanted, atol=1e-5)
 
@@ -108,7 +109,7 @@ def test_largest_weights_and_activations_do_not_saturate(route: Route) -> None:
 
 
 def test_a_row_does_not_depend_on_its_batch(route: Route) -> None:
-    shared = SharedProduct([nn.Linear(48, 40), nn.Linear(48, 8, bias=False)], route.kernel)
+    shared = shared_product([nn.Linear(48, 40), nn.Linear(48, 8, bias=False)], route.kernel)
     x = rows(33, 48)
     x[5] *= 1e4  # would leave nothing of the others under a scale for all
     with torch.inference_mode():
@@ -122,11 +123,11 @@ def test_rows_of_zeros_and_of_no_numbers_stay_what_they_are(route: Route) -> Non
     x = rows(4, 16)
     x[0], x[1, 3], x[2, 3] = 0, float("nan"), float("inf")
     with torch.inference_mode():
-        out = SharedProduct([layer], route.kernel).of(x, 0)
+        out = shared_product([layer], route.kernel).of(x, 0)
         assert torch.equal(out[0], layer.bias)
         assert out[1].isnan().all()
         assert not out[2].isfinite().any()
-        assert torch.equal(out[3], SharedProduct([layer], route.kernel).of(x[3:], 0)[0])
+        assert torch.equal(out[3], shared_product([layer], route.kernel).of(x[3:], 0)[0])
 
 
 def test_rows_too_small_for_a_step_come_out_as_good_as_nothing(route: Route) -> None:
@@ -152,7 +153,7 @@ def test_siblings_share_a_product_and_stay_apart(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(3)
     module = Siblings()
     before = dict(module.named_children())
-    alone = {name: SharedProduct([layer]) for name, layer in before.items()}
+    alone = {name: shared_product([layer]) for name, layer in before.items()}
     assert quantize_linears(module) == 4
     computed: list[int] = []
     compute = SharedProduct._compute
