@@ -339,3 +339,29 @@ void headwater_store(float *cache, int64_t slots, const float *new, int64_t head
             memcpy(cache + (h * slots + slot[t]) * dim, new + h * head_stride + t * row_stride,
                    (size_t)dim * sizeof(float));
 }
+
+/* best[r] is the largest of row r and where[r] the first place it has; not a number if one is not */
+void headwater_argmax(const float *x, int64_t x_stride, int64_t rows, int64_t size, float *best,
+                      int64_t *where) {
+    for (int64_t r = 0; r < rows; r++, x += x_stride) {
+        vec high = (vec){} - INFINITY;
+        ivec odd = (ivec){};
+        int64_t i = 0;
+        for (; i + 16 <= size; i += 16) {
+            const vec v = load(x + i);
+            high = larger(v, high);
+            odd |= v != v;
+        }
+        float top = largest_of(high)[0];
+        int strange = 0;
+        for (int lane = 0; lane < 16; lane++) strange |= odd[lane];
+        for (; i < size; i++) {
+            top = x[i] > top ? x[i] : top;
+            strange |= x[i] != x[i];
+        }
+        int64_t at = 0;
+        while (at + 1 < size && x[at] != top) at++;
+        best[r] = strange ? NAN : top;
+        where[r] = at;
+    }
+}

@@ -56,6 +56,9 @@ class CpuKernels:
         self._store = library.headwater_store
         self._store.argtypes = [pointer, number, pointer, number, number, pointer, *([number] * 3)]
         self._store.restype = None
+        self._argmax = library.headwater_argmax
+        self._argmax.argtypes = [pointer, number, number, number, pointer, pointer]
+        self._argmax.restype = None
         library.headwater_panel.restype = number
         self._panel: int = library.headwater_panel()
         self._threads = threads
@@ -100,6 +103,16 @@ class CpuKernels:
             offset,
         )
         return out
+
+    def largest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Largest value of each row ``[rows, size]``, float32, and the first place it has; NaN if
+        any value of the row is."""
+        rows = _rows(x)
+        best, where = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.int64)
+        self._argmax(
+            rows.data_ptr(), rows.stride(0), *rows.shape, best.data_ptr(), where.data_ptr()
+        )
+        return best, where
 
     def store(self, layer: LayerKv, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """``layer.write`` for a few scattered slots ``[T]``, int64."""

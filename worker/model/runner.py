@@ -80,7 +80,9 @@ class TorchRunner:
         )
         self._host: HostKv | None = None
         self.recorded: RecordedDecode | None = None
-        self._sampler = Sampler(loaded.eos_token_ids, rng or Random())
+        kernels = loaded.cpu_kernels
+        largest = kernels.largest if kernels is not None else None
+        self._sampler = Sampler(loaded.eos_token_ids, rng or Random(), largest)
         self.counts = AttentionCounts()
         self.adapters = LoraStore(loaded.model)
 
@@ -106,12 +108,7 @@ class TorchRunner:
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
         n_blocks = cache.kv_blocks or blocks_that_fit(loaded, cache.block_size)
-        runner = cls(
-            loaded,
-            n_blocks,
-            cache.block_size,
-            threads=threads,
-        )
+        runner = cls(loaded, n_blocks, cache.block_size, threads=threads)
         runner._cores = cores
         host_bytes = int(cache.host_gib * 2**30)
         runner.use_host_memory(

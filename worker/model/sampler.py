@@ -8,7 +8,7 @@ Order, as in vLLM: bias, minimum length, penalties, grammar, temperature, min-p,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -37,19 +37,28 @@ class Sampled:
     """Why nothing was."""
 
 
-class Sampler:
-    """Chooses tokens. ``rng`` serves the requests that name no seed."""
+Largest = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-    def __init__(self, eos_token_ids: frozenset[int], rng: Random) -> None:
+
+class Sampler:
+    """Chooses tokens. ``rng`` serves the requests that name no seed.
+
+    :param largest: largest logit of each row and the first place it has; NaN if any is.
+    """
+
+    def __init__(
+        self, eos_token_ids: frozenset[int], rng: Random, largest: Largest | None = None
+    ) -> None:
         self._eos = eos_token_ids
         self._rng = rng
+        self._largest = largest or _largest
 
     def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> Sampled:
         """Choose for ``logits`` ``[S, V]``, a row per chunk; one that is no number fails alone."""
         if not chunks:
             return Sampled({}, {}, {})
         adjusted = self._adjust(logits, chunks)
-        best, picked = adjusted.max(-1)
+        best, picked = self._largest(adjusted)
         raw = best if adjusted is logits else logits.amax(-1)  # a mask may hide what is no number
         good = ((raw < torch.inf) & (best < torch.inf)).tolist()
         if not all(good):
@@ -120,6 +129,11 @@ class Sampler:
         seed = chunk.params.seed
         rng = self._rng if seed is None else Random(f"{seed}:{chunk.output_len}")
         return rng.getrandbits(62)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    best, where = logits.max(-1)
+    return best, where
 
 
 def _log_clocks(starts: Sequence[int], like: Tensor) -> Tensor:

@@ -143,6 +143,26 @@ def test_a_norm_that_does_something_else_stays(kernels: CpuKernels) -> None:
     assert [type(m) for m in model] == [OddRMSNorm, FreeRMSNorm, KernelNorm]
 
 
+@pytest.mark.parametrize("size", [1, 7, 16, 17, 250, 4096])
+def test_the_largest_logit_and_its_first_place(kernels: CpuKernels, size: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    rows = torch.randint(-4, 4, (40, size), generator=draw).float()  # many ties
+    rows[1] = -torch.inf
+    rows[2, size // 2] = torch.inf
+    rows[3, size - 1] = torch.nan
+    rows[4, 0] = torch.nan
+    rows[5] = -torch.inf
+    rows[5, size - 1] = -3.0
+    for x in (rows, torch.cat([rows, rows], 1)[:, :size]):
+        best, where = kernels.largest(x)
+        for row, value, place in zip(rows, best, where.tolist(), strict=True):
+            if row.isnan().any():
+                assert value.isnan()
+            else:
+                assert value == row.max()
+                assert place == row.tolist().index(float(row.max()))
+
+
 @pytest.mark.parametrize("slots", [[3], [9, 0, 4, 31, 2]])
 def test_kv_is_stored_where_torch_stores_it(kernels: CpuKernels, slots: list[int]) -> None:
     spec = LayerSpec(2, 16, 16, torch.float32, None)
