@@ -20,7 +20,7 @@ import typer
 from shared.errors import ConfigError, HeadwaterError
 
 GROUP = "headwater.commands"
-ORDER = ("up", "gateway", "worker", "report", "explain")
+ORDER = ("up", "gateway", "worker", "report", "explain", "simulate")
 
 
 def installed() -> list[EntryPoint]:

@@ -32,6 +32,14 @@ PURE = """
     gateway/promises.py
     gateway/records.py
     gateway/router.py
+    gateway/sim/bounds.py
+    gateway/sim/model.py
+    gateway/sim/replay.py
+    gateway/sim/result.py
+    gateway/sim/simulate.py
+    gateway/sim/text.py
+    gateway/sim/trace.py
+    gateway/sim/worker.py
     gateway/tally.py
     shared/blocks.py
     shared/checks.py

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of a pool of workers around the live router: ``headwater simulate``."""
