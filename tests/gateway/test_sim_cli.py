@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import msgspec
 import pytest
-from simkit import chats, row, write
+from simkit import chats, encoded, row, write
 
 from gateway.routing.catalogue import FACTORIES
+from gateway.sim.model import WorkerModel
+from gateway.sim.result import Ttft
+from gateway.sim.simulate import simulate
+from gateway.sim.text import to_text
+from gateway.sim.trace import read_trace
 from shared.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,11 +45,26 @@ def test_the_table_has_every_policy_and_the_bounds(
     assert lines[1].startswith("2 workers of 60 blocks of 16 tokens, load 0.7 (the trace's times x")
     names = [line.split()[0] for line in lines[4 : 4 + len(FACTORIES)]]
     assert names == list(FACTORIES)
-    assert any(line.startswith("= pooled LRU and queue") for line in lines)
-    assert any(line.startswith("= infinite cache") for line in lines)
+    assert any(line.startswith("bound: pool ") for line in lines)
+    assert any(line.startswith("bound: infinite ") for line in lines)
     assert max(map(len, lines)) <= 100
     progress = told.err.splitlines()
     assert progress == [f"{name}: 24 requests simulated" for name in FACTORIES]
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_no_number_is_cut_however_large(colour: bool) -> None:
+    trace = read_trace(encoded(chats()), 16)
+    result = simulate("t", trace, WorkerModel(kv_blocks=60), 2, FACTORIES)
+    slow = Ttft(mean_s=345.6, p50_s=0.0123, p90_s=12345.6, p99_s=98765.4)
+    policies = [msgspec.structs.replace(one, ttft=slow) for one in result.policies]
+    text = to_text(msgspec.structs.replace(result, policies=policies), colour=colour)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert ("\x1b[" in text) is colour
+    assert "…" not in plain
+    assert plain.count("98,765 s") == len(FACTORIES)
+    assert plain.count("12.3 ms") == len(FACTORIES)
+    assert max(map(len, plain.splitlines())) <= 100
 
 
 def test_json_has_stable_names(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +89,18 @@ def test_json_has_stable_names(trace: Path, capsys: pytest.CaptureFixture[str]) 
         assert sum(result["requests"]) == 24
     assert form["load"] is None
     assert form["time_scale"] == 1.0
+
+
+def test_a_terminal_gets_a_bar_and_the_result_stays_clean(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert headwater(trace, *POOL, "--policy", "cost", "--format", "json") == 0
+    told = capsys.readouterr()
+    assert "100%" in told.err
+    assert "simulated" not in told.err
+    assert json.loads(told.out)["policies"][0]["policy"] == "cost"
 
 
 @pytest.mark.parametrize(
