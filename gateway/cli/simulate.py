@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +21,9 @@ if TYPE_CHECKING:  # only loaded when the command runs
     from gateway.sim.trace import Trace
 
 FORMATS = ("text", "json")
+_LEAST, _MOST = 1e-4, 1e9
+_MOST_BLOCKS = 50_000_000
+"""About 2 GB of bookkeeping."""
 
 app = typer.Typer()
 
@@ -97,13 +99,13 @@ def simulate(
         ("--decode-knee", decode_knee),
         ("--load", 1.0 if load is None else load),
     ):
-        _positive(flag, rate)
+        _between(flag, rate, _LEAST)
     for flag, share in (
         ("--overhead", overhead),
         ("--decode-tax", decode_tax),
         ("--quadratic", quadratic),
     ):
-        _positive(flag, share, zero=True)
+        _between(flag, share, 0.0)
     policies = _policies(policy or list(FACTORIES))
     requests = _load(trace, block_size, limit)
     model = WorkerModel(
@@ -116,7 +118,7 @@ def simulate(
         max_running=max_running,
         quadratic=quadratic,
     )
-    _fits(model, requests)
+    _fits(model, workers, requests)
     with _progress(policies, len(requests.requests)) as on_progress:
         result = run(
             trace.name,
@@ -140,9 +142,9 @@ def _at_least(flag: str, value: int, least: int) -> None:
         raise ConfigError(flag, value, f"must be at least {least}")
 
 
-def _positive(flag: str, value: float, *, zero: bool = False) -> None:
-    if not isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise ConfigError(flag, value, "must be a number " + ("from 0 on" if zero else "above 0"))
+def _between(flag: str, value: float, least: float) -> None:
+    if not least <= value <= _MOST:  # not a number is neither
+        raise ConfigError(flag, value, f"must be a number from {least:g} to {_MOST:g}")
 
 
 def _policies(names: list[str]) -> list[str]:
@@ -171,7 +173,10 @@ def _load(path: Path, block_size: int | None, limit: int) -> Trace:
         raise ConfigError("TRACE", str(path), str(error)) from error
 
 
-def _fits(model: WorkerModel, trace: Trace) -> None:
+def _fits(model: WorkerModel, workers: int, trace: Trace) -> None:
+    if workers * model.kv_blocks > _MOST_BLOCKS:
+        reason = f"with {workers} workers these are more than {_MOST_BLOCKS:,} blocks in all"
+        raise ConfigError("--kv-blocks", model.kv_blocks, reason)
     if model.kv_blocks < trace.most_blocks:
         reason = f"the largest request of the trace needs {trace.most_blocks} blocks by itself"
         raise ConfigError("--kv-blocks", model.kv_blocks, reason)

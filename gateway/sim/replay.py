@@ -56,7 +56,7 @@ class Served:
     busy_s: list[float]
     """Prefill, by worker."""
     end_s: float
-    """When the last answer was complete."""
+    """From the first arrival until the last answer was complete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,8 @@ class Replay:
         for number, request in enumerate(self._trace.requests):
             if request.first:
                 self._expect(request.arrival_s * self._scale, _Kind.ARRIVES, number)
-        now, done = 0.0, 0
+        begun, done = self._moments[0][0], 0
+        now = begun
         while self._moments:
             now, _, _, kind, number = heapq.heappop(self._moments)
             self._heartbeat(now)
@@ -123,7 +124,7 @@ class Replay:
                 on_progress(done)
             self._go_on(worker, now)
         busy = [worker.busy_s for worker in self._workers]
-        return Served(self._ttft_s, self._cached, self._where, busy, now)
+        return Served(self._ttft_s, self._cached, self._where, busy, now - begun)
 
     def check(self) -> None:
         """After a run nothing is left, and the router knows what is cached; AssertionError if not.

@@ -37,7 +37,7 @@ class PolicyResult(msgspec.Struct, frozen=True):
     requests: list[int]
     """By worker."""
     end_s: float
-    """When the last answer was complete."""
+    """From the first arrival until the last answer was complete."""
 
 
 class Bounds(msgspec.Struct, frozen=True):

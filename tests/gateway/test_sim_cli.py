@@ -140,6 +140,20 @@ def test_the_block_size_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert headwater(path, *POOL, "--block-size", 16) == 0
 
 
+def test_timestamps_may_count_from_anywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for start in (0, 1_785_000_000_000):
+        rows = [one | {"timestamp": one["timestamp"] + start} for one in chats()]
+        path = write(tmp_path / "t.b16.jsonl", rows)
+        assert headwater(path, *POOL, "--policy", "round_robin", "--format", "json") == 0
+        told.append(json.loads(capsys.readouterr().out))
+    early, late = (form["policies"][0] for form in told)
+    assert late["utilisation"] == pytest.approx(early["utilisation"], rel=1e-3)
+    assert late["ttft"]["mean_s"] == pytest.approx(early["ttft"]["mean_s"], rel=1e-3)
+
+
 def test_overload_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row(n, 160, 1, [10 * n + at for at in range(10)]) for n in range(30)]
     path = write(tmp_path / "burst.b16.jsonl", rows)
@@ -154,9 +168,12 @@ def test_overload_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--kv-blocks", 0], "--kv-blocks: 0: must be at least 1"),
         (["--kv-blocks", 5], "--kv-blocks: 5: the largest request of the trace needs 17 blocks"),
         (["--policy", "least_load"], "--policy: 'least_load': is none of cost, round_robin"),
-        (["--load", "0"], "--load: 0.0: must be a number above 0"),
-        (["--load", "nan"], "--load: nan: must be a number above 0"),
-        (["--overhead", "-1"], "--overhead: -1.0: must be a number from 0 on"),
+        (["--kv-blocks", 10**9], "--kv-blocks: 1000000000: with 2 workers these are more than"),
+        (["--load", "0"], "--load: 0.0: must be a number from 0.0001 to 1e+09"),
+        (["--load", "nan"], "--load: nan: must be a number from"),
+        (["--prefill-rate", "1e-300"], "--prefill-rate: 1e-300: must be a number from"),
+        (["--token-time", "inf"], "--token-time: inf: must be a number from"),
+        (["--overhead", "-1"], "--overhead: -1.0: must be a number from 0 to 1e+09"),
         (["--block-size", 0], "--block-size: 0: must be at least 1"),
         (["--block-size", 32], "TRACE: "),
         (["--limit", -1], "--limit: -1: must be at least 0"),
