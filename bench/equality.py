@@ -29,6 +29,8 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.equality_lab import Case, Lab
+from worker.config import ModelConfig
+from worker.model.speedups import with_cpu_kernels
 from worker.model.weights import load_model
 
 MOST_NEW = 24
@@ -117,6 +119,7 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     started, rng = time.monotonic(), Random(args.seed)
     loaded = load_model(args.model, "cpu", "float32", progress=lambda text: say(text, started))
+    loaded = with_cpu_kernels(loaded, ModelConfig(), args.threads)
     lab = Lab(loaded, args.threads, args.margin)
     plain = AutoModelForCausalLM.from_pretrained(loaded.source, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(f"{loaded.source}/tokenizer.json")
@@ -149,6 +152,7 @@ def main() -> int:
         "views": tally.views,
         "gathers": tally.gathers,
         "by_scenario": tally.by_scenario,
+        "cpu_kernels": loaded.cpu_kernels is not None,
         "threads": args.threads,
         "seconds": round(time.monotonic() - started, 1),
     }
