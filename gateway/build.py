@@ -23,6 +23,7 @@ from gateway.feeds import Feeds
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index.table import PrefixTable
 from gateway.ledger import LedgerSink
+from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
 from gateway.prompts import Prompts, WorkerBundles
 from gateway.router import Router
@@ -57,12 +58,17 @@ class Gateway:
         self.router = Router(
             index, make_policies(config.routing), config.routing, rng, time.monotonic
         )
-        self.feeds = Feeds(self.router, config, gateway_id=f"gw-{token_hex(8)}")
         self._ledger = _open_ledger(config)
         self.upstream = AiohttpUpstream()
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
         self.prompts = Prompts(config.render, config.deployment.hash_key, bundles)
+        self.feeds = Feeds(
+            self.router,
+            config,
+            gateway_id=f"gw-{token_hex(8)}",
+            own_tokens=PromptTokens(self.prompts),
+        )
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library
         ProcessCollector(registry=self.registry)

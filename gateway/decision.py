@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.parity import Verdict
 from gateway.records import Outcome
 from gateway.routing.base import Query, Scored, Trust, WorkerState
 from shared.errors import ApiError
@@ -114,6 +115,10 @@ class WorkerStatus:
     """None = it never told its load."""
     adapters: tuple[str, ...] = ()
     """Names of its LoRA adapters."""
+    parity: Verdict = Verdict.UNPROVEN
+    """Whether it makes the same tokens of a prompt as the gateway."""
+    parity_reason: str = ""
+    """Why that is different or not proved; empty if it is equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from gateway.ghosts import GhostMemory
 from gateway.index.base import Applied, PrefixIndex
 from gateway.learn import Learner, Served
 from gateway.member import Member
+from gateway.parity import Parity, Verdict
 from gateway.promises import Promise, Promises
 from gateway.routing.base import Candidate, Query, Trust, WorkerState
 from gateway.routing.branches import Branches, Popularity
@@ -86,6 +87,7 @@ class Knowledge:
             )
             feed = "no cache events yet" if member.info.event_feed else "no event feed"
             member.trust, member.trust_reason = Trust.LEARNED, feed
+            member.parity = Parity()
         self._index.join(member.id, member.info.epoch, member.stride)
 
     def forget(self, worker: WorkerId) -> None:
@@ -104,6 +106,9 @@ class Knowledge:
             return Trust.BLIND, "no prefix cache"
         if member.trust is Trust.LEARNED and self._learner.mute(member.id):
             return Trust.BLIND, "it never reports cached_tokens"
+        if member.trust is Trust.EXACT and member.parity.verdict is Verdict.DIFFERENT:
+            # its events speak of other tokens than our keys are made of
+            return Trust.LEARNED, f"its tokens differ: {member.parity.reason}"
         return member.trust, member.trust_reason
 
     def set_trust(self, member: Member, trust: Trust, reason: str) -> None:
@@ -178,7 +183,7 @@ class Knowledge:
     def served(self, member: Member, request: Served, at: float) -> None:
         """A prompt was computed and answered."""
         self._ghosts.remember(request.keys)
-        if member.trust is Trust.EXACT or not request.keys:
+        if self.trust(member)[0] is Trust.EXACT or not request.keys:
             return
         batch = self._learner.served(member.id, request, at)
         if batch is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gateway.breaker import Breaker, Gate
 from gateway.decision import Booked, WorkerStatus
+from gateway.parity import Parity
 from gateway.routing.base import Trust, WorkerState
 from shared.blocks import stride_of
 from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
@@ -64,6 +65,8 @@ class Member:
     down_reason: str = ""
     draining: bool = False
     """Asked for by an operator."""
+    parity: Parity = field(default_factory=Parity)
+    """Whether it makes the same tokens of a prompt as the gateway."""
     breaker: Breaker = field(default_factory=Breaker)
     tpot_s: float = 0.0
     version: int = 0
@@ -291,4 +294,6 @@ def describe(
         waiting=load.waiting,
         load_age_s=member.load_age_s(now),
         adapters=tuple(member.adapters),
+        parity=member.parity.verdict,
+        parity_reason=member.parity.reason,
     )

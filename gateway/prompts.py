@@ -185,6 +185,14 @@ class Prompts:
                     self.want(profile)
             await asyncio.sleep(WATCH_S)
 
+    def renderer(self, tokenizer: str) -> Renderer | None:
+        """What makes tokens for a tokenizer's fingerprint; None while it is not loaded."""
+        return self._renderers.get(tokenizer)
+
+    def loading(self, tokenizer: str) -> bool:
+        """It may be there in a moment."""
+        return tokenizer in self._loading
+
     def missing(self, profile: ModelProfile) -> str | None:
         """Why prompts of this model have no keys; None if they have."""
         if not profile.tokenizer:

@@ -29,6 +29,7 @@ from gateway.knowledge import Knowledge
 from gateway.lease import Attempt, Lease, rejection_record
 from gateway.member import Booking, Member, describe
 from gateway.outcomes import Outcomes
+from gateway.parity import Parity
 from gateway.records import RequestRecord
 from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
 from gateway.routing.cost import CostModel
@@ -118,6 +119,15 @@ class Router:
         member = self._fleet.get(worker)
         if member is not None:
             self._knowledge.set_trust(member, trust, reason)
+
+    def note_parity(self, worker: WorkerId, parity: Parity, now: float) -> None:
+        """Whether a worker makes the same tokens of a prompt. Unknown workers are fine.
+
+        One that makes others is not believed to be ``exact``: its events name other keys than ours.
+        """
+        member = self._fleet.get(worker)
+        if member is not None:
+            member.parity = parity
 
     def apply_load(self, worker: WorkerId, load: WorkerLoad, now: float) -> None:
         """What the worker says about its load. Unknown workers are fine."""

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.index.stats import FeedStats
+from gateway.parity import Verdict
 from gateway.records import Outcome, RequestRecord, TokenFlow
 from gateway.router import Router
 from gateway.routing.base import Trust, WorkerState
@@ -180,6 +181,7 @@ class FleetCollector(Collector):
         inflight = _gauge("inflight", "Attempts running on a worker.", "worker")
         state = _gauge("worker_state", "1 for the present state.", "worker", "state")
         trust = _gauge("worker_trust", "1 for how far the index is believed.", "worker", "state")
+        parity = _gauge("worker_parity", "1 for how its tokens compare.", "worker", "state")
         blocks = _gauge("index_blocks", "Index entries of a worker.", "worker")
         host_blocks = _gauge("index_host_blocks", "Those in a worker's host memory.", "worker")
         for worker in self._router.workers(self._clock()):
@@ -192,13 +194,15 @@ class FleetCollector(Collector):
             for known_trust in Trust:
                 is_it = float(worker.trust is known_trust)
                 trust.add_metric([worker.id, known_trust.value], is_it)
+            for verdict in Verdict:
+                parity.add_metric([worker.id, verdict.value], float(worker.parity is verdict))
         queue = _gauge("queue_depth", "Requests waiting in the gateway.", "priority")
         queue.add_metric(["0"], 0.0)
         lag = _gauge("index_lag_seconds", "Age of the newest cache event when it was taken in.")
         lag.add_metric([], self._stats.index_lag_s)
         up = _gauge("redis_up", "1 if the shared state is followed.")
         up.add_metric([], float(self._stats.redis_up))
-        return [inflight, state, trust, blocks, host_blocks, queue, lag, up]
+        return [inflight, state, trust, parity, blocks, host_blocks, queue, lag, up]
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

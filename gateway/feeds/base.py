@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.decision import Booked
 from gateway.index.base import Applied
+from gateway.parity import Parity
 from gateway.routing.base import Trust
 from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
@@ -38,6 +39,10 @@ class FedRouter(Protocol):
 
     def set_trust(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
         """How far the index is believed."""
+        ...
+
+    def note_parity(self, worker: WorkerId, parity: Parity, now: float) -> None:
+        """Whether it makes the same tokens of a prompt."""
         ...
 
     def apply_load(self, worker: WorkerId, load: WorkerLoad, now: float) -> None:

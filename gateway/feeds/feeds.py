@@ -30,6 +30,7 @@ from gateway.feeds.base import FedRouter, SharesBookings
 from gateway.feeds.bookings import BookingExchange
 from gateway.feeds.health import Prober
 from gateway.feeds.link import RedisLink
+from gateway.feeds.parity import OwnTokens, ParityProber
 from gateway.feeds.redisfeed import CheckpointLoader, LogFollower
 from gateway.feeds.registry import RegistryWatch
 from gateway.feeds.roads import Roads
@@ -64,6 +65,7 @@ class Feeds:
 
     :param router: everything goes there; its ``now`` is ``sources.clock``.
     :param gateway_id: name of this process among all gateways of the deployment.
+    :param own_tokens: what workers' tokens are compared with; None compares nothing.
     :raises ConfigError: a worker URL or the Redis URL is none.
     """
 
@@ -74,6 +76,7 @@ class Feeds:
         *,
         gateway_id: str,
         sources: Sources | None = None,
+        own_tokens: OwnTokens | None = None,
     ) -> None:
         self._router, self._config, self._id = router, config, gateway_id
         self._sources = sources or Sources()
@@ -85,6 +88,8 @@ class Feeds:
         self._session: aiohttp.ClientSession | None = None
         self._tender: Tender | None = None
         self._roads: Roads | None = None
+        self._own_tokens = own_tokens
+        self._parity: ParityProber | None = None
 
     async def start(self) -> None:
         """Begin in the background; waits for nobody."""
@@ -116,6 +121,11 @@ class Feeds:
         if self._links is not None:
             self._start_redis(self._links, tender, roads)
         self._tasks.spawn("roads", roads.run)
+        if self._own_tokens is not None:
+            self._parity = parity = ParityProber(
+                self._router, self._own_tokens, session, workers, self.stats, clock
+            )
+            self._tasks.spawn("parity", lambda: parity.run(tender.members))
         for url in self._urls:
             tender.add(url, Source.STATIC)
 
@@ -138,6 +148,8 @@ class Feeds:
     async def stop(self) -> None:
         """End all tasks and connections. What the router knows stays."""
         await self._tasks.close()
+        if self._parity is not None:
+            await self._parity.close()
         if self._roads is not None:
             await self._roads.close()
         if self._tender is not None:

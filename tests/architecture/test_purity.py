@@ -29,6 +29,8 @@ PURE = """
     gateway/lease.py
     gateway/member.py
     gateway/outcomes.py
+    gateway/parity.py
+    gateway/parityforms.py
     gateway/promises.py
     gateway/records.py
     gateway/router.py

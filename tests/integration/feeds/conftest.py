@@ -45,6 +45,7 @@ class NotingRouter:
         self.infos: dict = {}
         self.health: dict = {}
         self.trust: dict = {}
+        self.parity: dict = {}
         self.loads: dict = {}
         self.left: list = []
         self.draining: set = set()
@@ -63,6 +64,9 @@ class NotingRouter:
 
     def set_health(self, worker, healthy, now, reason) -> None:
         self.health[worker] = healthy
+
+    def note_parity(self, worker, parity, now) -> None:
+        self.parity[worker] = parity
 
     def set_trust(self, worker, trust, reason, now) -> None:
         self.trust[worker] = (str(trust), reason)
