@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from gateway.admin import Admin, Report, check_token
 from gateway.app import App, Readiness
 from gateway.config import GatewayConfig, LedgerConfig
+from gateway.discovery.static import static_urls
 from gateway.feeds import Feeds
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index.table import PrefixTable
@@ -31,6 +32,7 @@ from gateway.routing.catalogue import FACTORIES, make_policies
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
 from gateway.upstream import AiohttpUpstream, Timeouts
+from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
 
 POLL_S = 0.02
@@ -49,8 +51,7 @@ class Gateway:
 
         :raises ConfigError: the configuration cannot work.
         """
-        check_token(config)
-        _check_policy(config)
+        check_config(config)
         self._config = config
         self._log = structlog.get_logger("headwater.gateway")
         rng = Random()
@@ -187,6 +188,15 @@ class Gateway:
         await self.upstream.close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
+
+
+def check_config(config: GatewayConfig) -> None:
+    """Raise ``ConfigError`` for what no gateway could start with; opens and asks nothing."""
+    check_token(config)
+    _check_policy(config)
+    static_urls(config.workers.urls)
+    if config.redis.url != "none":
+        redisurl.check(config.redis.url)
 
 
 def _check_policy(config: GatewayConfig) -> None:
