@@ -26,9 +26,9 @@ from gateway.index.table import PrefixTable
 from gateway.ledger import LedgerSink
 from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
+from gateway.plugins import all_policies
 from gateway.prompts import Prompts, WorkerBundles
 from gateway.router import Router
-from gateway.routing.catalogue import FACTORIES, make_policies
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
 from gateway.upstream import AiohttpUpstream, Timeouts
@@ -57,7 +57,7 @@ class Gateway:
         rng = Random()
         index = PrefixTable(config.routing.index_max_blocks, rng)
         self.router = Router(
-            index, make_policies(config.routing), config.routing, rng, time.monotonic
+            index, all_policies(config.routing), config.routing, rng, time.monotonic
         )
         self._ledger = _open_ledger(config)
         self.upstream = AiohttpUpstream()
@@ -193,16 +193,10 @@ class Gateway:
 def check_config(config: GatewayConfig) -> None:
     """Raise ``ConfigError`` for what no gateway could start with; opens and asks nothing."""
     check_token(config)
-    _check_policy(config)
+    all_policies(config.routing)
     static_urls(config.workers.urls)
     if config.redis.url != "none":
         redisurl.check(config.redis.url)
-
-
-def _check_policy(config: GatewayConfig) -> None:
-    if config.routing.policy not in FACTORIES:
-        known = ", ".join(FACTORIES)
-        raise ConfigError("routing.policy", config.routing.policy, f"must be one of {known}")
 
 
 def _open_ledger(config: GatewayConfig) -> LedgerSink | None:

@@ -59,8 +59,12 @@ class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: Annotated[
         str,
-        doc("cost, round_robin, random, least_loaded, longest_prefix or prefix_hash."),
+        doc("A name of docs/policies.md, of an installed plug-in, or module:Class."),
     ] = "cost"
+    options: Annotated[
+        dict[str, dict[str, bool | int | float | str]],
+        doc("Settings of single policies: policy name -> its table (docs/policies.md)."),
+    ] = {}
     allow_policy_header: Annotated[bool, doc("Obey x-headwater-policy.")] = False
     retries: Annotated[
         Annotated[int, msgspec.Meta(ge=0)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.routing.catalogue import FACTORIES
+from gateway.cli.policyflags import ALL, OPTION_HELP, POLICY_HELP, policies_of
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:  # only loaded when the command runs
@@ -49,8 +48,9 @@ def simulate(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help=f"Any of {', '.join(FACTORIES)}; repeat it. Default: all."),
+        typer.Option(help=f"{POLICY_HELP} Default: all.", show_default=False),
     ] = None,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION_HELP, show_default=False)] = None,
     load: Annotated[
         float | None,
         typer.Option(
@@ -106,7 +106,7 @@ def simulate(
         ("--quadratic", quadratic),
     ):
         _between(flag, share, 0.0)
-    policies = _policies(policy or list(FACTORIES))
+    policies = policies_of(policy or [ALL], option or [])
     requests = _load(trace, block_size, limit)
     model = WorkerModel(
         kv_blocks=kv_blocks,
@@ -119,13 +119,13 @@ def simulate(
         quadratic=quadratic,
     )
     _fits(model, workers, requests)
-    with _progress(policies, len(requests.requests)) as on_progress:
+    with _progress(list(policies), len(requests.requests)) as on_progress:
         result = run(
             trace.name,
             requests,
             model,
             workers,
-            {name: FACTORIES[name] for name in policies},
+            policies,
             load=load,
             seed=seed,
             on_progress=on_progress,
@@ -145,17 +145,6 @@ def _at_least(flag: str, value: int, least: int) -> None:
 def _between(flag: str, value: float, least: float) -> None:
     if not least <= value <= _MOST:  # not a number is neither
         raise ConfigError(flag, value, f"must be a number from {least:g} to {_MOST:g}")
-
-
-def _policies(names: list[str]) -> list[str]:
-    """Each name once, commas allowed."""
-    wanted = [name.strip() for given in names for name in given.split(",")]
-    for name in wanted:
-        if name not in FACTORIES:
-            close = difflib.get_close_matches(name, FACTORIES, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError("--policy", name, f"is none of {', '.join(FACTORIES)}{hint}")
-    return list(dict.fromkeys(wanted))
 
 
 def _load(path: Path, block_size: int | None, limit: int) -> Trace:

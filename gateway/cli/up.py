@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import tempfile
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,22 +18,12 @@ from gateway.cluster.plan import ClusterOptions
 from gateway.cluster.redisserver import server_spec
 from gateway.cluster.supervisor import Supervisor
 from gateway.ledger import default_dir
+from gateway.plugins import find_policy
 from shared.errors import ConfigError
 
 app = typer.Typer()
 
 LAST_PORT = 65_535
-
-
-class PolicyName(StrEnum):
-    """Policies by name."""
-
-    COST = "cost"
-    ROUND_ROBIN = "round_robin"
-    RANDOM = "random"
-    LEAST_LOADED = "least_loaded"
-    LONGEST_PREFIX = "longest_prefix"
-    PREFIX_HASH = "prefix_hash"
 
 
 @app.command(
@@ -58,7 +47,7 @@ def up(
         str, typer.Option(help="URL of a server; auto starts one; none works without.")
     ] = "auto",
     policy: Annotated[
-        PolicyName | None, typer.Option(help="Routing policy (default: cost).")
+        str | None, typer.Option(help="Routing policy, see docs/policies.md (default: cost).")
     ] = None,
     fake: Annotated[bool, typer.Option("--fake", help="Workers without torch.")] = False,
     kv_blocks: Annotated[
@@ -72,13 +61,15 @@ def up(
     allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else ()
     if pin and len(allowed) < workers:
         raise ConfigError("--pin", pin, f"{workers} workers, {len(allowed)} cores to bind them to")
+    if policy is not None:
+        find_policy(policy, "--policy")
     cores = len(allowed) or os.cpu_count() or 1
     options = ClusterOptions(
         workers=workers,
         gateways=gateways,
         port=port,
         model=model,
-        policy=policy.value if policy is not None else None,
+        policy=policy,
         fake=fake,
         threads=max(1, cores // workers),
         cores=tuple(allowed) if pin else (),

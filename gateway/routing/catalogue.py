@@ -1,4 +1,8 @@
-"""Every policy by name. Explicit: nothing registers itself."""
+"""Every policy by name. Explicit: nothing registers itself.
+
+A policy of one's own is one file and one line here (``docs/add-a-policy.md``), or stays outside and
+is found by ``gateway.plugins``.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,32 @@ from collections.abc import Callable, Mapping
 from gateway.config import RoutingConfig
 from gateway.routing.base import Policy
 from gateway.routing.cost import CostModel, CostPolicy
-from gateway.routing.policies import (
-    LeastLoaded,
-    LongestPrefix,
-    PrefixHash,
-    RandomChoice,
-    RoundRobin,
-)
+from gateway.routing.policies.cache_aware import CacheAware
+from gateway.routing.policies.dynamo_linear import DynamoLinear
+from gateway.routing.policies.least_loaded import LeastLoaded
+from gateway.routing.policies.lmetric import LMetric
+from gateway.routing.policies.longest_prefix import LongestPrefix
+from gateway.routing.policies.prefix_hash import PrefixHash
+from gateway.routing.policies.random_choice import RandomChoice
+from gateway.routing.policies.round_robin import RoundRobin
+from gateway.routing.policies.session import Session
+from gateway.routing.policies.two_choices import TwoChoices
 
-FACTORIES: Mapping[str, Callable[[RoutingConfig, CostModel], Policy]] = {
+Factory = Callable[[RoutingConfig, CostModel], Policy]
+"""Makes a fresh policy; raises ``ConfigError`` for settings that do not fit."""
+
+FACTORIES: Mapping[str, Factory] = {
     "cost": lambda config, cost: CostPolicy(cost),
     "round_robin": lambda config, cost: RoundRobin(),
     "random": lambda config, cost: RandomChoice(),
     "least_loaded": lambda config, cost: LeastLoaded(),
-    "longest_prefix": lambda config, cost: LongestPrefix(),
-    "prefix_hash": lambda config, cost: PrefixHash(
-        config.prefix_hash_tokens, config.prefix_hash_load_factor
-    ),
+    "two_choices": lambda config, cost: TwoChoices(),
+    "session": lambda config, cost: Session(),
+    "prefix_hash": PrefixHash.from_config,
+    "longest_prefix": LongestPrefix.from_config,
+    "cache_aware": CacheAware.from_config,
+    "lmetric": lambda config, cost: LMetric(),
+    "dynamo_linear": DynamoLinear.from_config,
 }
 
 

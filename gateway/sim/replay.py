@@ -154,6 +154,7 @@ class Replay:
             max_tokens=request.output_tokens,
             arrived=now,
             keys=granule_keys(request.path, self._trace.block_size),
+            session=request.session,
         )
         route = self._router.decide(query, now)
         if isinstance(route, Reject):

@@ -55,6 +55,7 @@ class TraceRequest:
     """Comes at ``arrival_s``, not after another one."""
     following: int | None = None
     """The session's next request."""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,11 @@ def _chain(rows: Sequence[Row], block_size: int) -> Trace:
             path.append(block)
         requests.append(
             TraceRequest(
-                arrival_s, max(1, row.input_length), max(1, row.output_length), tuple(path)
+                arrival_s,
+                max(1, row.input_length),
+                max(1, row.output_length),
+                tuple(path),
+                session="" if row.session_id is None else str(row.session_id),
             )
         )
     if rows[0].session_id is None:

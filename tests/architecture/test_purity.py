@@ -85,7 +85,7 @@ PURE = """
     worker/toolread.py
     worker/verdict.py
 """.split()
-PURE_FOLDERS = ("gateway/routing", "gateway/engines")
+PURE_FOLDERS = ("gateway/routing", "gateway/routing/policies", "gateway/engines")
 FORBIDDEN = {
     *("asyncio", "aiohttp", "httpx", "redis", "time", "random", "os", "logging", "structlog"),
     *("socket", "threading", "subprocess", "datetime", "secrets", "uuid"),

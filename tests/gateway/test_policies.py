@@ -4,44 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 import pytest
+from policykit import query, view
 from routerkit import Rig, ok
 
 from gateway.config import RoutingConfig
-from gateway.routing.base import Candidate, Query, Trust, WorkerState, WorkerView
+from gateway.routing.base import Candidate, Query, Trust
 from gateway.routing.catalogue import make_policies
 from gateway.routing.cost import CostModel, CostPolicy
 from gateway.routing.rates import PrefillSample, RateBook
-from shared.types import BlockKey, RequestId, WorkerId
-
-
-def view(name: str, **fields: Any) -> WorkerView:
-    values: dict[str, Any] = {
-        "id": WorkerId(name),
-        "state": WorkerState.READY,
-        "trust": Trust.EXACT,
-        "block_size": 16,
-        "inflight": 0,
-        "booked_prefill_s": 0.0,
-        "booked_decode_tokens": 0,
-        "prefill_s_per_token": 1e-4,
-        "overhead_s": 0.005,
-        "failure_rate": 0.0,
-    }
-    return WorkerView(**(values | fields))
-
-
-def query(number: int = 0, keys: tuple[int, ...] = (), tokens: int = 1000) -> Query:
-    return Query(
-        request_id=RequestId(f"r{number}"),
-        model="m",
-        prompt_tokens=tokens,
-        max_tokens=0,
-        arrived=0.0,
-        keys=[BlockKey(key) for key in keys],
-    )
+from shared.types import WorkerId
 
 
 def first(name: str, asked: Query, *candidates: Candidate) -> str:
@@ -69,10 +42,21 @@ def test_least_loaded_sees_others_requests_and_booked_work() -> None:
 
 
 def test_longest_prefix_goes_for_the_match_then_for_the_load() -> None:
-    loaded = Candidate(view("a", inflight=9, booked_prefill_s=9.0), 512)
-    same = Candidate(view("b", inflight=8), 512)
+    loaded = Candidate(view("a", inflight=8, booked_prefill_s=9.0), 512)
+    same = Candidate(view("b", inflight=7), 512)
     idle = Candidate(view("c"), 496)
     assert first("longest_prefix", query(), loaded, same, idle) == "b"
+
+
+def test_longest_prefix_passes_over_a_buried_holder() -> None:
+    for busy, least, expected in ((8, 0, "holder"), (9, 0, "other"), (23, 10, "holder")):
+        holder = Candidate(view("holder", inflight=busy), 512)
+        other = Candidate(view("other", inflight=least), 16)
+        assert first("longest_prefix", query(), holder, other) == expected
+        ranked = make_policies(RoutingConfig())["longest_prefix"].rank(
+            query(), [holder, other], Random(0)
+        )
+        assert len(ranked) == 2, "it stays in the retry plan"
 
 
 def test_prefix_hash_keeps_prefixes_together_within_the_bound() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.config import RoutingConfig
 from gateway.routing.base import Candidate, Query, Trust, WorkerState, WorkerView
 from gateway.routing.catalogue import FACTORIES, make_policies
+from gateway.routing.contract import check_policy
 from shared.types import BlockKey, RequestId, WorkerId
 
 views = st.builds(
@@ -26,7 +27,7 @@ views = st.builds(
     overhead_s=st.floats(0, 1),
     failure_rate=st.floats(0, 1),
     kv_tokens_total=st.integers(0, 100_000),
-    foreign=st.integers(0, 50),
+    foreign=st.integers(0, 200),
     tpot_s=st.floats(0, 0.2),
     release_tokens_per_s=st.floats(0, 1e5),
 )
@@ -48,17 +49,23 @@ queries = st.builds(
     max_tokens=st.integers(0, 100),
     arrived=st.just(0.0),
     keys=st.lists(st.integers(0, 2**64 - 1).map(BlockKey), max_size=25),
+    tenant=st.sampled_from(["", "t"]),
+    session=st.sampled_from(["", "s", "\ud800"]),
 )
+CONFIG = RoutingConfig(options={"dynamo_linear": {"temperature": 0.5}})
+"""So that its draws are tried too."""
 
 
 @given(query=queries, pool=candidates, name=st.sampled_from(sorted(FACTORIES)))
 def test_every_policy_ranks_all_candidates_reproducibly(
     query: Query, pool: list[Candidate], name: str
 ) -> None:
-    policy = make_policies(RoutingConfig())[name]
+    policy = make_policies(CONFIG)[name]
     assert policy.name == name
     twin = deepcopy(policy)
+    before = deepcopy((query, pool))
     ranked = policy.rank(query, pool, Random(7))
+    assert (query, pool) == before, "it changes what it is given"
     assert sorted(item.candidate.worker.id for item in ranked) == sorted(
         candidate.worker.id for candidate in pool
     )
@@ -68,17 +75,22 @@ def test_every_policy_ranks_all_candidates_reproducibly(
     ]
 
 
+@given(name=st.sampled_from(sorted(FACTORIES)), seed=st.integers(0, 2**32))
+def test_every_policy_passes_the_check_of_plug_ins(name: str, seed: int) -> None:
+    check_policy(lambda: make_policies(CONFIG)[name], seed, rounds=3)
+
+
 @given(query=queries, pool=candidates, seed=st.integers())
 def test_the_order_of_the_fleet_does_not_matter(
     query: Query, pool: list[Candidate], seed: int
 ) -> None:
     shuffled = list(pool)
     Random(seed).shuffle(shuffled)
-    for name in ("cost", "least_loaded", "longest_prefix", "prefix_hash", "round_robin"):
+    for name in FACTORIES:
         orders = [
             [
                 item.candidate.worker.id
-                for item in make_policies(RoutingConfig())[name].rank(query, some, Random(0))
+                for item in make_policies(CONFIG)[name].rank(query, some, Random(0))
             ]
             for some in (pool, shuffled)
         ]
