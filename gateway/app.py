@@ -131,8 +131,8 @@ class App:
         """Answer one request; the server's entry point."""
         route = route_of(request.rel_url.raw_path)
         request_id = RequestId(f"req-{token_hex(12)}")
-        echo = request.headers.get("x-request-id", "")
-        echo = echo if _PLAIN_ID.fullmatch(echo) else request_id
+        own = request.headers.get("x-request-id", "")
+        own = own if _PLAIN_ID.fullmatch(own) else ""
         inbound = Inbound(
             request_id=request_id,
             route=route,
@@ -141,8 +141,9 @@ class App:
             body=b"",
             arrived=self._clock(),
             wall_at=time.time(),
+            client_id=own,
         )
-        client = WebClient(request, [("x-request-id", echo)])
+        client = WebClient(request, [("x-request-id", own or request_id)])
         try:
             return await self._answered(request, inbound, client)
         finally:

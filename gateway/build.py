@@ -203,7 +203,8 @@ def _open_ledger(config: GatewayConfig) -> LedgerSink | None:
     """The ledger's files are named by the port, so that a restarted gateway goes on in its own."""
     if not config.ledger.dir:
         return None
-    return LedgerSink(config.ledger, str(config.listen.port or token_hex(4)))
+    secret = config.deployment.secret.encode()
+    return LedgerSink(config.ledger, str(config.listen.port or token_hex(4)), secret=secret)
 
 
 def _report(config: LedgerConfig, ledger: LedgerSink) -> Report:

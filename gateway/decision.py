@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.parity import Verdict
-from gateway.records import Outcome
+from gateway.records import Outcome, Shadow
 from gateway.routing.base import Query, Scored, Trust, WorkerState
 from shared.errors import ApiError
 from shared.openai import Usage
@@ -40,6 +40,8 @@ class Route:
     """Monotonic seconds."""
     predicted_ttft_s: float
     """From the decision to the first token, on the chosen worker."""
+    round_robin: Shadow | None = None
+    """What taking turns would have chosen; ``ttft_s`` from the decision on."""
     lookup_s: float = 0.0
     """What finding the prompt in the index took; 0 without a timer."""
 
@@ -139,6 +141,8 @@ class AttemptEnd:
     """Route of the request, e.g. ``/v1/chat/completions``."""
     wall_at: float = 0.0
     """Wall clock when the request arrived, seconds since the epoch."""
+    client_id: str = ""
+    """The client's own ``x-request-id``; empty if it sent none that is plain."""
 
 
 @dataclass(frozen=True, slots=True)

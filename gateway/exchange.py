@@ -97,6 +97,8 @@ class Inbound:
     """Monotonic seconds."""
     wall_at: float
     """Seconds since the epoch."""
+    client_id: str = ""
+    """The client's own ``x-request-id`` if it sent one that is short and plain."""
     model: str = ""
     """As the client named it, once the body has been read."""
     record: RequestRecord | None = None

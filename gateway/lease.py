@@ -9,12 +9,14 @@ from gateway.accounting import account
 from gateway.decision import AttemptEnd, Route
 from gateway.member import Booking, Member
 from gateway.promises import Promise
-from gateway.records import Outcome, RequestRecord, TokenFlow
+from gateway.reasons import REJECTED, why
+from gateway.records import Outcome, RequestRecord, Shadow, TokenFlow, Why
 from gateway.routing.base import Query
 from shared.errors import ApiError
 from shared.types import WorkerId
 
 _FAMILY_GRANULES = 4
+_PATH_GRANULES = tuple(8 << doubling for doubling in range(16))
 
 
 def family_of(query: Query) -> str:
@@ -27,6 +29,18 @@ def family_of(query: Query) -> str:
         return ""
     at = _FAMILY_GRANULES - 1 if len(query.keys) >= _FAMILY_GRANULES else 0
     return f"{query.keys[at] & 0xFFFFFFFF:08x}"
+
+
+def path_of(query: Query) -> tuple[int, ...]:
+    """Where the prompt goes on after its family: its keys after 128, 256, 512, ... tokens."""
+    keys = query.keys
+    size = len(keys)
+    path: list[int] = []
+    for granules in _PATH_GRANULES:
+        if granules > size:
+            break
+        path.append(keys[granules - 1] & 0xFFFFFFFF)
+    return tuple(path)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -116,6 +130,7 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
         model=query.model,
         tenant=query.tenant,
         family=family_of(query),
+        path=path_of(query),
         policy=route.policy,
         worker=route.worker,
         trust=route.chosen.candidate.worker.trust,
@@ -129,7 +144,18 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
         itl_s=end.itl_s,
         predicted_ttft_s=decided_s + route.predicted_ttft_s,
         reported=usage is not None and usage.cached is not None,
+        prompt_tokens=query.prompt_tokens,
+        matched_tokens=route.matched_tokens,
+        client_id=end.client_id,
+        why=why(route),
+        round_robin=_since_arrival(route.round_robin, decided_s),
     )
+
+
+def _since_arrival(shadow: Shadow | None, decided_s: float) -> Shadow | None:
+    if shadow is None:
+        return None
+    return Shadow(matched_tokens=shadow.matched_tokens, ttft_s=decided_s + shadow.ttft_s)
 
 
 def rejection_record(
@@ -150,4 +176,6 @@ def rejection_record(
         status=error.status,
         decided_s=waited,
         total_s=waited,
+        prompt_tokens=0 if query is None else query.prompt_tokens,
+        why=Why(code=REJECTED),
     )

@@ -4,83 +4,35 @@
 
 Nothing is lost silently: what does not fit the queue or cannot be written is counted, and the
 count goes into the ledger itself (a line ``{"at": ..., "dropped": n}``) as soon as it can be
-written. A line never holds prompt text: its fields are those of ``RequestRecord`` and nothing else.
+written. A line never holds prompt text: its fields are those of ``ledgerline.py`` and nothing else.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
+from secrets import token_bytes, token_hex
 from threading import Event, Lock, Thread
 
-import msgspec
 import structlog
 
 from gateway.config import LedgerConfig
 from gateway.ledgerfile import LedgerFile
-from gateway.records import Outcome, RequestRecord, TokenFlow
+from gateway.ledgerline import encode_dropped, encode_record
+from gateway.records import RequestRecord
+from shared.errors import ConfigError
 
 FLUSH_S = 0.2
+SALT_FILE = "salt"
 QUEUE_RECORDS = 65_536
 """About 20 MB of records at most; beyond it they are counted as dropped."""
-NAME_CHARS = 120
-"""Longest name kept: clients choose some of them (the model), and a line has to stay short."""
 _SLICE = 128
 """Records encoded between two chances for other threads to run."""
-
-_SHORTER = {
-    "available": "avail",
-    "diverted_for_load": "load",
-    "stale_index": "stale",
-    "token_mismatch": "mismatch",
-}
-FLOW_KEYS = {name: _SHORTER.get(name, name) for name in TokenFlow.__struct_fields__}
-"""Field of ``TokenFlow`` -> its key in a line's ``flow``."""
-_FLOW_NAMES = {key: name for name, key in FLOW_KEYS.items()}
-
-
-class Dropped(msgspec.Struct, frozen=True):
-    """A line that says how many records could not be kept before ``at``."""
-
-    at: float
-    dropped: int
-
-
-class LedgerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A record as it stands in the file; ``report/query.py`` reads these names in SQL.
-
-    The defaults are the usual values, which are not written.
-    """
-
-    at: float
-    id: str
-    attempt: int = msgspec.field(default=1, name="try")
-    final: bool = True
-    route: str
-    model: str
-    tenant: str = ""
-    family: str = ""
-    policy: str = ""
-    worker: str = ""
-    trust: str = ""
-    outcome: Outcome = Outcome.OK
-    status: int = 200
-    flow: dict[str, int] = {}
-    """The terms of ``TokenFlow`` that are not 0."""
-    out: int = 0
-    decided_s: float = 0.0
-    ttft_s: float | None = None
-    total_s: float = 0.0
-    itl_s: float | None = None
-    predicted_ttft_s: float | None = msgspec.field(default=None, name="predicted_s")
-    reported: bool = True
-
-
-_encode = msgspec.json.Encoder().encode
-_decode_line = msgspec.json.Decoder(LedgerLine).decode
-_decode_dropped = msgspec.json.Decoder(Dropped).decode
 
 
 def default_dir(env: Mapping[str, str]) -> Path:
@@ -91,88 +43,28 @@ def default_dir(env: Mapping[str, str]) -> Path:
     return state / "headwater" / "ledger"
 
 
-def _short(name: str) -> str:
-    """A name as UTF-8 can carry it (clients can send lone surrogates), and not too long."""
-    if not name.isascii():
-        name = name.encode("utf-8", "replace").decode()
-    return name if len(name) <= NAME_CHARS else name[: NAME_CHARS - 1] + "…"
+def ledger_salt(folder: Path, secret: bytes) -> bytes:
+    """16 bytes that key the hashes in a folder's ledgers. Blocks.
 
+    From the deployment's secret where there is one, so that gateways on different machines agree;
+    else random, made once and kept in the folder (mode 0600).
 
-def _fine(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 5)
-
-
-def encode_record(record: RequestRecord) -> bytes:
-    """One line with its newline. Durations are rounded to some 10 us, the arrival to 1 ms."""
-    flow = {key: n for name, key in FLOW_KEYS.items() if (n := getattr(record.flow, name))}
-    return (
-        _encode(
-            LedgerLine(
-                at=round(record.at, 3),
-                id=_short(record.request_id),
-                attempt=record.attempt,
-                final=record.final,
-                route=_short(record.route),
-                model=_short(record.model),
-                tenant=_short(record.tenant),
-                family=_short(record.family),
-                policy=_short(record.policy),
-                worker=_short(record.worker),
-                trust=record.trust,
-                outcome=record.outcome,
-                status=record.status,
-                flow=flow,
-                out=record.output_tokens,
-                decided_s=round(record.decided_s, 6),
-                ttft_s=_fine(record.ttft_s),
-                total_s=round(record.total_s, 4),
-                itl_s=_fine(record.itl_s),
-                predicted_ttft_s=_fine(record.predicted_ttft_s),
-                reported=record.reported,
-            )
-        )
-        + b"\n"
-    )
-
-
-def decode_record(line: bytes) -> RequestRecord | Dropped:
-    """Inverse of :func:`encode_record`.
-
-    :raises msgspec.DecodeError: the line is not JSON (torn, garbled).
-    :raises msgspec.ValidationError: it is JSON, but no record (a subclass of the former).
+    :raises OSError: the folder cannot be written.
     """
-    try:
-        read = _decode_line(line)
-    except msgspec.ValidationError:
-        if b'"dropped":' not in line:
-            raise
-        return _decode_dropped(line)
-    unknown = read.flow.keys() - _FLOW_NAMES.keys()
-    if unknown:
-        raise msgspec.ValidationError(f"Object has unknown flow terms {sorted(unknown)}")
-    return RequestRecord(
-        at=read.at,
-        request_id=read.id,
-        attempt=read.attempt,
-        final=read.final,
-        route=read.route,
-        model=read.model,
-        tenant=read.tenant,
-        family=read.family,
-        policy=read.policy,
-        worker=read.worker,
-        trust=read.trust,
-        outcome=read.outcome,
-        status=read.status,
-        flow=TokenFlow(**{_FLOW_NAMES[key]: tokens for key, tokens in read.flow.items()}),
-        output_tokens=read.out,
-        decided_s=read.decided_s,
-        ttft_s=read.ttft_s,
-        total_s=read.total_s,
-        itl_s=read.itl_s,
-        predicted_ttft_s=read.predicted_ttft_s,
-        reported=read.reported,
-    )
+    if secret:
+        return blake2b(b"headwater ledger", key=secret[:64], digest_size=16).digest()
+    path = folder / SALT_FILE
+    fresh = folder / f"{SALT_FILE}.{token_hex(4)}"
+    if not path.exists():
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(fd, token_bytes(16))
+        finally:
+            os.close(fd)
+        with suppress(FileExistsError):  # another gateway was faster: its salt holds
+            os.link(fresh, path)
+        fresh.unlink()
+    return path.read_bytes()
 
 
 class LedgerSink:
@@ -187,6 +79,7 @@ class LedgerSink:
         config: LedgerConfig,
         instance: str,
         *,
+        secret: bytes = b"",
         clock: Callable[[], float] = time.time,
         queue_records: int = QUEUE_RECORDS,
         flush_s: float = FLUSH_S,
@@ -195,6 +88,7 @@ class LedgerSink:
 
         :param instance: name of this process among those that share the folder, the same after a
             restart (its public port, for one): a restarted gateway goes on in its newest file.
+        :param secret: the deployment's, if it has one (see :func:`ledger_salt`).
         :raises ConfigError: the folder cannot be made or written.
         """
         self.written = 0
@@ -211,6 +105,12 @@ class LedgerSink:
         self._file = LedgerFile.open(
             config.dir, instance, int(config.rotate_mib * 2**20), config.keep_files, clock
         )
+        try:
+            self._salt = ledger_salt(self._file.path.parent, secret)
+        except OSError as error:
+            self._file.close()
+            reason = f"its salt cannot be kept: {error.strerror}"
+            raise ConfigError("ledger.dir", config.dir, reason) from error
         self._draining = Lock()
         self._stop = Event()
         self._writer = Thread(target=self._run, name="headwater-ledger", daemon=True)
@@ -255,10 +155,10 @@ class LedgerSink:
     def _write_slice(self) -> None:
         queue = self._queue
         records = [queue.popleft() for _ in range(min(len(queue), _SLICE))]
-        lines = [encode_record(record) for record in records]
+        lines = [encode_record(record, self._salt) for record in records]
         untold = self.dropped - self._told
         if untold:
-            lines.append(_encode(Dropped(at=round(self._clock(), 3), dropped=untold)) + b"\n")
+            lines.append(encode_dropped(self._clock(), untold))
         if not lines:
             return
         kept, error = self._file.write(lines)

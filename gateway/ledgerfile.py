@@ -57,6 +57,7 @@ class LedgerFile:
         self._fd = -1
         self._size = 0
         self._torn = False
+        self._written = 0
         self._last_us = 0
         self.path = folder
 
@@ -92,7 +93,9 @@ class LedgerFile:
                 if not batch:
                     self._begin()
                     continue
-                self._append(b"".join(batch))
+                error = self._append(b"".join(batch))
+                if error is not None:
+                    return kept + self._whole(batch), error
                 kept += len(batch)
         except OSError as error:
             return kept, error
@@ -112,13 +115,36 @@ class LedgerFile:
             end += 1
         return lines[start:end]
 
-    def _append(self, data: bytes) -> None:
-        rest = memoryview(b"\n" + data if self._torn else data)
+    def _append(self, data: bytes) -> OSError | None:
+        """Write what can be written; ``_written`` of ``data`` is in the file then."""
+        self._written = 0
+        if self._torn:
+            try:
+                self._size += os.write(self._fd, b"\n")
+            except OSError as error:
+                return error
+            self._torn = False
+        rest = memoryview(data)
         while rest:
-            done = os.write(self._fd, rest)
+            try:
+                done = os.write(self._fd, rest)
+            except OSError as error:
+                self._torn = self._written > 0 and data[self._written - 1] != ord("\n")
+                return error
             self._size += done
-            rest = rest[done:]
-            self._torn = bool(rest)  # a full disk may cut the next write
+            self._written += done
+            rest = rest[done:]  # a full disk may cut the next write
+        return None
+
+    def _whole(self, lines: Sequence[bytes]) -> int:
+        """How many of ``lines`` the last, incomplete write has put into the file."""
+        rest, whole = self._written, 0
+        for line in lines:
+            rest -= len(line)
+            if rest < -1:  # a line that lacks its newline only is whole: the next write begins so
+                break
+            whole += 1
+        return whole
 
     def _begin(self) -> None:
         """Open a new file whose name sorts after all that this object has opened."""

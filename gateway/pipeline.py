@@ -53,6 +53,8 @@ class Parts:
     sinks: Sequence[RecordSink]
     """Each gets every record; ``metrics`` is one of them."""
     config: GatewayConfig
+    trace: Callable[[Route | None, RequestRecord], None] = lambda route, record: None
+    """Told about each attempt with the decision behind it; None: the request was rejected."""
     suspect: Callable[[WorkerId], None] = lambda worker: None
     """Told about a worker that failed."""
     clock: Callable[[], float] = time.monotonic
@@ -66,6 +68,7 @@ class Pipeline:
         self._router, self._prompts, self._upstream = parts.router, parts.prompts, parts.upstream
         self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
+        self._trace = parts.trace
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._running: set[Work] = set()
@@ -237,6 +240,7 @@ class Pipeline:
             final=final,
             route=item.inbound.route,
             wall_at=item.inbound.wall_at,
+            client_id=item.inbound.client_id,
         )
         self._keep(item, lease.finish(end, self._clock()))
         if outcome is Outcome.UPSTREAM_ERROR:
@@ -246,3 +250,4 @@ class Pipeline:
         item.inbound.record = record
         for sink in self._sinks:
             sink.record(record)
+        self._trace(item.route if record.attempt else None, record)

@@ -70,6 +70,28 @@ class TokenFlow(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"delivered does not close in {self}")
 
 
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a worker was chosen, in numbers (``gateway.reasons`` makes words of them)."""
+
+    code: str
+    """One of ``gateway.reasons.CODES``."""
+    term: str = ""
+    """Term of the cost that spoke most against ``other``; empty if the policy has no terms."""
+    other: str = ""
+    """The worker to compare with: the one that held more, else the second choice."""
+    other_matched: int = 0
+    gap: float = 0.0
+    """How much dearer ``other`` was: seconds for the policy ``cost``, else its own units."""
+
+
+class Shadow(msgspec.Struct, frozen=True, kw_only=True):
+    """What another policy would have chosen at the same moment, with the caches as they were."""
+
+    matched_tokens: int
+    ttft_s: float
+    """Predicted, from arrival to first content."""
+
+
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt. Times are wall-clock seconds (``at``) or durations in seconds."""
 
@@ -84,6 +106,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     family: str = ""
     """Short hex of the prompt's first index key: requests that share a beginning share it."""
+    path: tuple[int, ...] = ()
+    """Index keys after 128, 256, 512, ... tokens: where families branch. Low 32 bits each."""
     policy: str = ""
     worker: str = ""
     trust: str = ""
@@ -101,3 +125,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     predicted_ttft_s: float | None = None
     reported: bool = False
     """The engine told ``cached_tokens``."""
+    prompt_tokens: int = 0
+    """As counted before the attempt, whatever its end; 0 = not counted."""
+    matched_tokens: int = 0
+    """What the chosen worker was believed to hold of them."""
+    client_id: str = ""
+    """The client's own ``x-request-id``, if it sent a short and plain one."""
+    why: Why | None = None
+    round_robin: Shadow | None = None

@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from random import Random
 
@@ -30,7 +30,7 @@ from gateway.lease import Attempt, Lease, rejection_record
 from gateway.member import Booking, Member, describe
 from gateway.outcomes import Outcomes
 from gateway.parity import Parity
-from gateway.records import RequestRecord
+from gateway.records import RequestRecord, Shadow
 from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
 from gateway.routing.cost import CostModel
 from gateway.routing.rates import RateBook
@@ -72,6 +72,7 @@ class Router:
         self._policies = policies
         self._config = config
         self._rng = rng
+        self._turn = 0
         self._cost = cost or CostModel()
         self._rates = RateBook(config.prefill_s_per_token, self._cost)
         self._fleet = Fleet(self._rates, config.host_s_per_token)
@@ -200,6 +201,7 @@ class Router:
     ) -> Route | Reject:
         """Rank the workers for a request. ``exclude``: already tried. Unknown policy: KeyError."""
         chosen = self._policies[policy or self._config.policy]
+        self._turn += 1
         return self._decide(query, now, chosen, self._rng, exclude)
 
     def explain(self, query: Query, now: float, policy: str | None = None) -> Route | Reject:
@@ -268,7 +270,16 @@ class Router:
             overlap=held.overlap(serving, pool, now),
             decided=now,
             predicted_ttft_s=self._cost.expected_ttft_s(query, order[0].candidate),
+            round_robin=self._shadow(query, candidates),
             lookup_s=lookup_s,
+        )
+
+    def _shadow(self, query: Query, candidates: Sequence[Candidate]) -> Shadow:
+        """The candidate whose turn it would be, for the report's counterfactual."""
+        candidate = candidates[self._turn % len(candidates)]
+        return Shadow(
+            matched_tokens=candidate.matched_tokens,
+            ttft_s=self._cost.expected_ttft_s(query, candidate),
         )
 
     @staticmethod

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from gateway.ledger import encode_record
+from gateway.ledgerline import encode_record
 from gateway.records import RequestRecord, TokenFlow
 from shared.cli import run
 

@@ -3,7 +3,7 @@
 from gateway.report.jsonform import to_json
 from gateway.report.load import EmptyLedger, LedgerError
 from gateway.report.model import Report
-from gateway.report.sources import parse_since
+from gateway.report.sources import parse_since, read_ledger
 from gateway.report.summary import parse_by, summarise
 from gateway.report.text import to_text
 
@@ -13,6 +13,7 @@ __all__ = [
     "Report",
     "parse_by",
     "parse_since",
+    "read_ledger",
     "summarise",
     "to_json",
     "to_text",

@@ -78,7 +78,10 @@ class WorkerShare(msgspec.Struct, frozen=True, kw_only=True):
     delivered: int
     computed: int
     """``prompt - delivered``."""
+    stale_index: int
+    """Tokens that it had dropped although the index said otherwise."""
     ttft_p50_s: Number
+    ttft_p90_s: Number
     trust: dict[str, int]
     """Requests by trust state of the index for this worker."""
 
@@ -91,6 +94,23 @@ class Balance(msgspec.Struct, frozen=True):
     """Of ``requests``, ``prompt`` and ``computed`` tokens; 1 is even."""
 
 
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of a family whose prompts are alike for ``tokens`` tokens."""
+
+    tokens: int
+    requests: int
+    prompt: int
+    delivered: int
+    rate: Number
+    ways: int
+    """Different continuations known within the next ``tokens`` tokens; 0: it ends before."""
+    diverges_at: Number
+    """Median length that its requests share with any earlier prompt, of those that part with all
+    earlier ones before the next branch; None: hardly any does."""
+    branches: list[Branch]
+    """The largest of them."""
+
+
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Requests whose prompts begin alike."""
 
@@ -100,6 +120,58 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     delivered: int
     rate: Number
     workers: int
+    diverges_at: Number = None
+    """Median length in tokens that a request shares with any earlier prompt."""
+    tree: list[Branch] = []
+    """Where it branches, from its first tokens on; for the largest families."""
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that arrived within one step of the timeline."""
+
+    at: float
+    """Its beginning, seconds since the epoch."""
+    totals: dict[str, int]
+    ttft_hit_s: Number
+    """Median of those that reused something."""
+    ttft_none_s: Number
+    """Median of those that reused nothing."""
+
+
+class TrustShare(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's requests by how far the index was believed for it, step by step."""
+
+    worker: str
+    exact: list[int]
+    learned: list[int]
+    blind: list[int]
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The same over time, in equal steps; steps without requests are there too."""
+
+    step_s: float
+    moments: list[Moment]
+    trust: list[TrustShare]
+
+
+class Counterfactual(msgspec.Struct, frozen=True, kw_only=True):
+    """The same requests under another policy."""
+
+    policy: str
+    requests: int
+    """Those whose record says what the other policy would have done."""
+    matched: int
+    """Tokens that the chosen workers held, as far as the gateway knew."""
+    other_matched: int
+    """Tokens that the other policy's choices held at the same moments."""
+    ttft_mean_s: Number
+    """Predicted for the workers chosen."""
+    other_ttft_mean_s: Number
+    """Predicted for the other policy's choices by the same model."""
+    saved_prefill_s: Number
+    """Prefill of the tokens in between, at the price in ``Saved``; None if there is no price."""
+    how: str
 
 
 class Attempts(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +183,14 @@ class Attempts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests by how many attempts they took; "0": rejected without one."""
     retry_reasons: dict[str, int]
     """Outcomes of the attempts that were not the last."""
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """Requests whose ratio lies between two bounds; None: no bound on that side."""
+
+    low: Number
+    high: Number
+    requests: int
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +207,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     ttft_mean_abs_error_s: Number
     ttft_median_ratio: Number
     """Predicted TTFT / actual TTFT."""
+    ttft_ratios: list[Ratio]
+    """How that ratio is spread; the counts add up to ``ttft_requests``."""
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -160,6 +242,10 @@ class Report(Section, frozen=True, kw_only=True):
     saved: Saved
     balance: Balance
     families: list[Family]
+    timeline: Timeline
+    counterfactual: Counterfactual
+    reasons: dict[str, int]
+    """Requests by why their worker was chosen (``gateway.reasons.CODES``); "": not recorded."""
     outcomes: dict[str, int]
     statuses: dict[str, int]
     attempts: Attempts

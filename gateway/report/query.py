@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import duckdb
 
 from gateway.records import TokenFlow
-from gateway.report.load import TERMS, LedgerError
+from gateway.report.columns import TERMS
+from gateway.report.load import LedgerError
 from gateway.report.model import (
     DEPTHS,
     Attempts,
     Balance,
-    Family,
     Group,
     Number,
     Prediction,
+    Ratio,
     Section,
     Spread,
     WorkerShare,
@@ -43,7 +45,7 @@ class Query:
         """``db`` as filled by ``load.load``."""
         self._db = db
         self.percentiles = "exact" if records <= EXACT_RECORDS else "approximate"
-        self._quantile = "quantile_cont" if records <= EXACT_RECORDS else "approx_quantile"
+        self.quantile = "quantile_cont" if records <= EXACT_RECORDS else "approx_quantile"
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows."""
@@ -100,7 +102,7 @@ class Query:
         dims = "".join(f"{name}, " for name in by)
         rows = self.rows(f"""
             SELECT {dims} coalesce(depth, 'all'), count(*), avg({column}),
-                   {self._quantile}({column}, [0.5, 0.9, 0.99])
+                   {self.quantile}({column}, [0.5, 0.9, 0.99])
             FROM finals WHERE {column} IS NOT NULL
             GROUP BY GROUPING SETS (({dims} depth), ({dims.rstrip(", ")}))
         """)
@@ -122,13 +124,16 @@ class Query:
                 prompt=int(prompt),
                 delivered=int(delivered),
                 computed=int(prompt - delivered),
-                ttft_p50_s=ttft,
+                stale_index=int(stale),
+                ttft_p50_s=ttft and ttft[0],
+                ttft_p90_s=ttft and ttft[1],
                 trust=trust.get(worker, {}),
             )
-            for worker, attempts, failed, requests, prompt, delivered, ttft in self.rows(f"""
+            for worker, attempts, failed, requests, prompt, delivered, stale, ttft in self.rows(f"""
                 SELECT worker, count(*), count(*) FILTER (outcome = 'upstream_error'),
                        count(*) FILTER (final), sum(t_prompt), sum(t_delivered),
-                       {self._quantile}(ttft_s, 0.5) FILTER (final)
+                       sum(t_stale_index),
+                       {self.quantile}(ttft_s, [0.5, 0.9]) FILTER (final AND ttft_s IS NOT NULL)
                 FROM attempts WHERE worker <> '' GROUP BY worker ORDER BY worker
             """)
         ]
@@ -139,25 +144,6 @@ class Query:
                 for name in ("requests", "prompt", "computed")
             },
         )
-
-    def families(self, limit: int) -> list[Family]:
-        """Those with most prompt tokens."""
-        return [
-            Family(
-                family=family,
-                requests=requests,
-                prompt=int(prompt),
-                delivered=int(delivered),
-                rate=share(delivered, prompt),
-                workers=workers,
-            )
-            for family, requests, prompt, delivered, workers in self.rows(f"""
-                SELECT family, count(*), sum(t_prompt) AS prompt, sum(t_delivered),
-                       count(DISTINCT worker)
-                FROM finals WHERE family <> '' GROUP BY family
-                ORDER BY prompt DESC, family LIMIT {limit}
-            """)
-        ]
 
     def counts(self, column: str, table: str = "finals", where: str = "true") -> dict[str, int]:
         """How often each value occurs, most frequent first."""
@@ -192,9 +178,13 @@ class Query:
                    sum(t_stale_index + t_token_mismatch + t_gained), sum(t_prompt)
             FROM finals WHERE reported AND t_prompt > 0
         """)
-        ((timed, off, ratio),) = self.rows(f"""
+        bins = ", ".join(
+            f"count(*) FILTER ({_between('predicted_s / ttft_s', low, high)})"
+            for low, high in pairwise(RATIOS)
+        )
+        ((timed, off, ratio, *spread),) = self.rows(f"""
             SELECT count(*), avg(abs(predicted_s - ttft_s)),
-                   {self._quantile}(predicted_s / ttft_s, 0.5)
+                   {self.quantile}(predicted_s / ttft_s, 0.5), {bins}
             FROM finals WHERE predicted_s IS NOT NULL AND ttft_s > 0
         """)
         wrong_share = share(wrong or 0, prompt or 0)
@@ -208,10 +198,23 @@ class Query:
             ttft_requests=timed,
             ttft_mean_abs_error_s=off,
             ttft_median_ratio=ratio,
+            ttft_ratios=[
+                Ratio(low, high, count)
+                for (low, high), count in zip(pairwise(RATIOS), spread, strict=True)
+            ],
         )
 
 
 RATES = ("available", "captured", "delivered")
+RATIOS: tuple[Number, ...] = (None, 0.25, 0.5, 0.8, 0.95, 1.05, 1.25, 2, 4, None)
+"""Bounds between which predicted / actual is counted."""
+
+
+def _between(value: str, low: Number, high: Number) -> str:
+    bounds = ([f"{value} >= {low}"] if low is not None else []) + (
+        [f"{value} < {high}"] if high is not None else []
+    )
+    return " AND ".join(bounds)
 
 
 def share(part: float, whole: float) -> Number:

@@ -14,7 +14,7 @@ HOW = (
     f"{SLOPE_REQUESTS} such requests give a smaller positive one; times the delivered tokens"
 )
 
-_RATES = f"""
+RATES_SQL = f"""
     WITH cold AS (
         SELECT model, count(*) AS cold_requests, median(ttft_s / t_prompt) AS ratio,
                CASE WHEN count(*) >= {SLOPE_REQUESTS} AND stddev_pop(t_prompt) > 0
@@ -42,7 +42,7 @@ def savings(query: Query, total: Section) -> Saved:
             prefill_s=None if rate is None else tokens * rate,
         )
         for model, cold, rate, method, tokens in query.rows(f"""
-            {_RATES}
+            {RATES_SQL}
             SELECT finals.model, any_value(cold_requests), any_value(rate), any_value(method),
                    sum(t_delivered) AS tokens
             FROM finals LEFT JOIN rates ON rates.model = finals.model
@@ -74,7 +74,7 @@ def _reduction(warm: Number, cold: Number) -> Number:
 
 def _per_request(query: Query) -> Number:
     ((mean,),) = query.rows(f"""
-        {_RATES}
+        {RATES_SQL}
         SELECT avg(100 * t_delivered * rate / (ttft_s + t_delivered * rate))
         FROM finals JOIN rates ON rates.model = finals.model
         WHERE depth IN ('partial', 'full') AND ttft_s > 0

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.ledger import Dropped, decode_record
+from gateway.ledgerline import Dropped, decode_record
 from gateway.records import RequestRecord
 from shared.errors import ConfigError
 
-SUFFIXES = (".jsonl", ".jsonl.gz")
+PARQUET = ".parquet"
+SUFFIXES = (".jsonl", ".jsonl.gz", PARQUET)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -92,6 +93,11 @@ def scan(file: Path) -> Iterator[tuple[int, RequestRecord | Dropped | BadLine]]:
 
     :raises ConfigError: the file cannot be decompressed or read.
     """
+    if file.suffix == PARQUET:
+        from gateway.report.parquet import rows
+
+        yield from enumerate(rows(file), 1)
+        return
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             for number, line in enumerate(stream, 1):
@@ -99,6 +105,21 @@ def scan(file: Path) -> Iterator[tuple[int, RequestRecord | Dropped | BadLine]]:
                     yield number, _decode(file, number, line)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError("ledger", str(file), f"cannot be read: {error}") from error
+
+
+def read_ledger(paths: Sequence[str | Path]) -> Iterator[RequestRecord]:
+    """All records of ledgers (files, also ``.gz`` and ``.parquet``, folders, patterns), in order.
+
+    Torn lines and notes of lost records are passed over; ``scan`` tells of them.
+
+    :raises ConfigError: a path is wrong, or a line is JSON but no record.
+    """
+    for file in resolve(paths):
+        for number, read in scan(file):
+            if isinstance(read, RequestRecord):
+                yield read
+            elif isinstance(read, BadLine) and not read.torn:
+                raise ConfigError("ledger", f"{file}:{number}", f"no record: {read.reason}")
 
 
 def _decode(file: Path, number: int, line: bytes) -> RequestRecord | Dropped | BadLine:

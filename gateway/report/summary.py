@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gateway.report.counterfactual import round_robin
+from gateway.report.families import families
 from gateway.report.load import LedgerError, Loaded, load
-from gateway.report.model import Group, Report, Section, Skipped
+from gateway.report.model import Report, Section, Skipped
 from gateway.report.query import DIMENSIONS, Query
 from gateway.report.savings import savings
+from gateway.report.series import timeline
 from gateway.report.sources import resolve
 from shared.errors import ConfigError
 
@@ -49,11 +52,13 @@ def summarise(
 def _assemble(query: Query, loaded: Loaded, by: Sequence[str], top_families: int) -> Report:
     total = query.total()
     groups = query.groups(by) if by else []
-    _verify_groups(total, groups)
+    _verify_groups(total, [group.totals for group in groups])
     ((first, last),) = query.rows("SELECT min(arrived), max(arrived) FROM attempts")
     ((untold,),) = query.rows(
         "SELECT count(*) FROM finals WHERE NOT reported AND outcome = 'ok' AND t_prompt > 0"
     )
+    over_time = timeline(query, first, last)
+    _verify_groups(total, [moment.totals for moment in over_time.moments])
     return Report(
         totals=total.totals,
         rates=total.rates,
@@ -74,7 +79,10 @@ def _assemble(query: Query, loaded: Loaded, by: Sequence[str], top_families: int
         groups=groups,
         saved=savings(query, total),
         balance=query.balance(),
-        families=query.families(top_families),
+        families=families(query, top_families),
+        timeline=over_time,
+        counterfactual=round_robin(query),
+        reasons=query.counts("reason"),
         outcomes=query.counts("outcome"),
         statuses=query.counts("status"),
         attempts=query.attempts(),
@@ -82,8 +90,8 @@ def _assemble(query: Query, loaded: Loaded, by: Sequence[str], top_families: int
     )
 
 
-def _verify_groups(total: Section, groups: Sequence[Group]) -> None:
+def _verify_groups(total: Section, groups: Sequence[Mapping[str, int]]) -> None:
     for name, tokens in total.totals.items():
-        summed = sum(group.totals[name] for group in groups)
+        summed = sum(group[name] for group in groups)
         if groups and summed != tokens:
             raise LedgerError(f"groups do not add up: {name} is {tokens}, its groups {summed}")

@@ -26,12 +26,14 @@ PURE = """
     gateway/index/table.py
     gateway/knowledge.py
     gateway/learn.py
+    gateway/ledgerline.py
     gateway/lease.py
     gateway/member.py
     gateway/outcomes.py
     gateway/parity.py
     gateway/parityforms.py
     gateway/promises.py
+    gateway/reasons.py
     gateway/records.py
     gateway/router.py
     gateway/sim/bounds.py

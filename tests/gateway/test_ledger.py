@@ -17,9 +17,11 @@ import pytest
 from ledgerkit import START, hit, record
 
 from gateway.config import LedgerConfig
-from gateway.ledger import Dropped, LedgerSink, decode_record, default_dir, encode_record
+from gateway.ledger import SALT_FILE, LedgerSink, default_dir
 from gateway.ledgerfile import NAME
+from gateway.ledgerline import Dropped, decode_record, encode_record
 from gateway.records import Outcome, RequestRecord, TokenFlow
+from gateway.report import summarise
 from shared.errors import ConfigError
 
 ALL_TERMS = TokenFlow(
@@ -56,9 +58,14 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., LedgerSink]]:
         sink.close()
 
 
+def ledger_files(folder: Path) -> list[Path]:
+    """Oldest first; the salt lies beside them."""
+    return sorted(file for file in folder.iterdir() if file.name != SALT_FILE)
+
+
 def read(folder: Path) -> list[RequestRecord | Dropped]:
     """Everything in all files of a folder, oldest file first."""
-    files = sorted(folder.iterdir())
+    files = ledger_files(folder)
     return [decode_record(line) for file in files for line in file.read_bytes().splitlines()]
 
 
@@ -185,7 +192,7 @@ def test_files_rotate_by_size_between_lines_and_the_oldest_go(
         if number % 7 == 0:
             sink.flush()
     sink.close()
-    files = sorted(tmp_path.iterdir())
+    files = ledger_files(tmp_path)
     assert [file.stat().st_size // size for file in files] == [10, 10, 5]
     kept = [r.request_id for r in read(tmp_path) if isinstance(r, RequestRecord)]
     assert kept == [f"{number:03}" for number in range(70, 95)]
@@ -203,7 +210,7 @@ def test_pruning_spares_what_another_gateway_writes(
         sink.record(record())
     sink.flush()
     assert old.path.exists()
-    assert {file.name for file in tmp_path.iterdir()} == {
+    assert {file.name for file in ledger_files(tmp_path)} == {
         old.path.name,
         sink.path.name,
         "notes.txt",
@@ -300,3 +307,71 @@ def test_a_killed_gateway_leaves_whole_lines(tmp_path: Path) -> None:
 )
 def test_the_default_folder_follows_xdg(env: dict[str, str], expected: str) -> None:
     assert default_dir(env) == Path(expected)
+
+
+FULL_DISK = """
+import os, resource, signal, sys
+sys.path[:0] = sys.argv[2:]
+from ledgerkit import record
+from gateway.config import LedgerConfig
+from gateway.ledger import LedgerSink
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sink = LedgerSink(LedgerConfig(dir=sys.argv[1]), "8000", flush_s=3600.0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3001, resource.RLIM_INFINITY))
+for n in range(500):
+    sink.record(record(request_id=str(n)))
+sink.flush()
+lost = sink.dropped
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+sink.record(record(request_id="after"))
+sink.close()
+print(sink.written, lost, sink.dropped)
+"""
+
+
+def test_a_file_system_that_takes_no_more_loses_counted_records_only(tmp_path: Path) -> None:
+    """A real refusal by the kernel, in the middle of a line."""
+    paths = [path for path in sys.path if path]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path), *paths],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    written, lost, dropped = map(int, done.stdout.split()[-3:])
+    assert lost == dropped > 400
+    assert written + dropped == 501
+    report = summarise([tmp_path])
+    assert (report.records, report.dropped_records, report.skipped_lines) == (written, dropped, 1)
+
+
+CRASH = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2:]
+from ledgerkit import record
+from gateway.config import LedgerConfig
+from gateway.ledger import LedgerSink
+real = os.write
+def dies(fd, data):
+    real(fd, bytes(data)[: len(data) - 40])
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write = dies
+sink = LedgerSink(LedgerConfig(dir=sys.argv[1]), "8000", secret=b"s", flush_s=3600.0)
+for n in range(20):
+    sink.record(record(request_id=str(n)))
+sink.flush()
+"""
+
+
+def test_a_gateway_that_dies_in_the_middle_of_a_line_loses_that_line(
+    opened: Callable[..., LedgerSink], tmp_path: Path
+) -> None:
+    paths = [path for path in sys.path if path]
+    ended = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), *paths], check=False)
+    assert ended.returncode == -9
+    assert (summarise([tmp_path]).records, summarise([tmp_path]).skipped_lines) == (19, 1)
+    again = opened()
+    again.record(record(request_id="after"))
+    again.close()
+    report = summarise([tmp_path])
+    assert (len(report.files), report.records, report.skipped_lines) == (1, 20, 1)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from ledgerkit import START, hit, record, write_ledger
 
-from gateway.ledger import encode_record
+from gateway.ledgerline import encode_record
 from gateway.records import Outcome, RequestRecord, TokenFlow
 from gateway.report import EmptyLedger, LedgerError, Report, parse_since, summarise, to_json
 from shared.errors import ConfigError

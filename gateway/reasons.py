@@ -1,0 +1,125 @@
+"""Why a worker was chosen: a short code with the numbers behind it, and the same in words.
+
+The numbers fit a ledger line; :func:`in_words` makes a sentence of them, there and then or days
+later. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.decision import Route
+from gateway.records import RequestRecord, Why
+from gateway.routing.base import Scored
+
+ONLY, HOLDER, EQUAL, CHEAPER, NO_OVERLAP, POLICY, REJECTED = (
+    "only",
+    "holder",
+    "equal",
+    "cheaper",
+    "no_overlap",
+    "policy",
+    "rejected",
+)
+CODES = {
+    ONLY: "it was the only worker that could take the request",
+    HOLDER: "it held more of the prompt than any other, and was the cheapest in all",
+    EQUAL: "several workers held equally much; it was the cheapest of them",
+    CHEAPER: "another worker held more of the prompt, but was dearer in all",
+    NO_OVERLAP: "no worker held any of the prompt: the cheapest one by load",
+    POLICY: "a policy that does not weigh cost against overlap chose it",
+    REJECTED: "no worker was tried",
+}
+"""Every reason code, and what it says of the chosen worker."""
+
+TERMS = {
+    "wait": "work waiting there",
+    "own": "what it would have had to compute",
+    "others": "what that computing costs those who come after",
+    "memory": "waiting for KV memory",
+    "decode": "sequences decoding there",
+    "failure": "the chance that it fails",
+}
+"""Terms of the cost in words; a term without an entry is called by its name."""
+
+
+def why(route: Route) -> Why:
+    """The reason for ``route``'s choice, with the worker it was most worth comparing with."""
+    order = route.order
+    chosen = order[0]
+    matched = chosen.candidate.matched_tokens
+    if len(order) == 1:
+        return Why(code=ONLY)
+    holder = max(order, key=_matched)
+    best = holder.candidate.matched_tokens
+    code, other = _judge(route.policy, matched, best, holder, order)
+    term = ""
+    if chosen.parts and other.parts:
+        term = max(other.parts, key=lambda name: other.parts[name] - chosen.parts.get(name, 0.0))
+    return Why(
+        code=code,
+        term=term,
+        other=other.candidate.worker.id,
+        other_matched=other.candidate.matched_tokens,
+        gap=other.cost - chosen.cost,
+    )
+
+
+def _matched(scored: Scored) -> int:
+    return scored.candidate.matched_tokens
+
+
+def _judge(
+    policy: str, matched: int, best: int, holder: Scored, order: Sequence[Scored]
+) -> tuple[str, Scored]:
+    """The code, and the worker to compare with: the best holder if it was passed over."""
+    if policy != "cost":
+        return POLICY, holder if best > matched else order[1]
+    if not best:
+        return NO_OVERLAP, order[1]
+    if best > matched:
+        return CHEAPER, holder
+    return (EQUAL if order[1].candidate.matched_tokens == best else HOLDER), order[1]
+
+
+def in_words(reason: Why | None, *, worker: str, policy: str, matched: int, prompt: int) -> str:
+    """One sentence about a choice; empty where nothing was recorded.
+
+    :param matched: tokens of the prompt that ``worker`` was believed to hold.
+    :param prompt: its length in tokens; 0 = not counted.
+    """
+    if reason is None:
+        return ""
+    if reason.code == REJECTED:
+        return "no worker was tried: none could take the request"
+    held = f"{worker} held {matched:,} of {prompt:,} tokens" if prompt else f"{worker} was chosen"
+    if reason.code == ONLY:
+        return f"{worker} was the only worker that could take it"
+    other = f"{reason.other} ({reason.other_matched:,} tokens)" if prompt else reason.other
+    if reason.code == POLICY:
+        return f"{held}: policy {policy} chose it; the best other choice was {other}"
+    cause = TERMS.get(reason.term, reason.term)
+    dearer = f"{_seconds(reason.gap)} dearer" if reason.gap >= 1e-6 else "no cheaper"
+    behind = f"{other} was {dearer}" + (f", most of it {cause}" if cause and reason.gap else "")
+    lead = {
+        HOLDER: f"{held}, more than any other",
+        EQUAL: f"{held}, as others did, and was the cheapest of them",
+        CHEAPER: f"{held}: another held more, but was not worth it",
+        NO_OVERLAP: f"no worker held any of it; {worker} was the cheapest by load",
+    }.get(reason.code, held)
+    return f"{lead}; {behind}"
+
+
+def words_of(record: RequestRecord) -> str:
+    """:func:`in_words` for a record."""
+    return in_words(
+        record.why,
+        worker=record.worker,
+        policy=record.policy,
+        matched=record.matched_tokens,
+        prompt=record.prompt_tokens,
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
