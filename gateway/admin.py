@@ -23,8 +23,9 @@ from gateway import work
 from gateway.app import GENERATE
 from gateway.browsers import is_loopback, refuse_foreign_pages
 from gateway.config import GatewayConfig
-from gateway.decision import Reject, Route
+from gateway.decision import Reject, Route, WorkerStatus
 from gateway.exchange import Answer, ClientGone, Inbound, error_answer
+from gateway.feeds.sources import SourceState
 from gateway.httpserver import json_answer, json_body, read_body, whole
 from gateway.prompts import Prompts
 from gateway.router import Router
@@ -57,6 +58,18 @@ class Fleet(Protocol):
 
     def remove_worker(self, worker: WorkerId) -> bool:
         """Let a worker go. False: unknown."""
+        ...
+
+    def outsiders(self) -> list[WorkerStatus]:
+        """Addresses that have never answered."""
+        ...
+
+    def named_by(self, worker: WorkerId) -> list[str]:
+        """Who named a worker."""
+        ...
+
+    def lists(self) -> list[SourceState]:
+        """Lists of workers that are followed."""
         ...
 
 
@@ -136,11 +149,7 @@ class Admin:
             body = generate_latest(self._registry)
             return Answer(200, body, [("Content-Type", CONTENT_TYPE_LATEST)])
         if path == WORKERS:
-            workers = [
-                {**asdict(status), **asdict(self._tally.of(status.id))}
-                for status in self._router.workers(self._clock())
-            ]
-            return json_answer({"workers": workers})
+            return json_answer(self._workers())
         if path == "/admin/report":
             if self._report is None:
                 raise NotFound("There is no ledger: [ledger] dir is not set.")
@@ -148,6 +157,21 @@ class Admin:
         if path == "/health":
             return json_answer({"status": "alive"})
         raise NotFound("There is no such admin route.")
+
+    def _workers(self) -> dict[str, Any]:
+        """All workers, those that have never answered too, and the lists that name them."""
+        known = self._router.workers(self._clock())
+        names = {status.id for status in known}
+        strangers = [one for one in self._fleet.outsiders() if one.id not in names]
+        workers = [
+            {
+                **asdict(status),
+                **asdict(self._tally.of(status.id)),
+                "sources": self._fleet.named_by(status.id),
+            }
+            for status in (*known, *strangers)
+        ]
+        return {"workers": workers, "lists": [asdict(one) for one in self._fleet.lists()]}
 
     def _target(self, request: web.BaseRequest) -> tuple[WorkerId, str]:
         """(worker, action) of ``/admin/workers/{id}[/action]``."""

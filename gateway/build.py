@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from gateway.admin import Admin, Report, check_token
 from gateway.app import App, Readiness
 from gateway.config import GatewayConfig, LedgerConfig
-from gateway.discovery.static import static_urls
+from gateway.discovery.static import static_listing
 from gateway.feeds import Feeds
+from gateway.feeds.sources import make_sources
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index.table import PrefixTable
 from gateway.ledger import LedgerSink
@@ -73,7 +74,9 @@ class Gateway:
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library
         ProcessCollector(registry=self.registry)
-        self.registry.register(FleetCollector(self.router, self.feeds.stats))
+        self.registry.register(
+            FleetCollector(self.router, self.feeds.stats, outsiders=self.feeds.outsiders)
+        )
         metrics = PrometheusSink(
             self.registry, lambda model: self.router.profile(model) is not None
         )
@@ -140,6 +143,7 @@ class Gateway:
         stats = self.feeds.stats
         if stats.redis_configured and not stats.redis_up:
             notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
+        notes += [f"discovery.{one.source}: {one.fault}" for one in self.feeds.lists() if one.fault]
         for model in self.router.models():
             profile = self.router.profile(model)
             if profile is None or profile.adapter:
@@ -194,7 +198,8 @@ def check_config(config: GatewayConfig) -> None:
     """Raise ``ConfigError`` for what no gateway could start with; opens and asks nothing."""
     check_token(config)
     all_policies(config.routing)
-    static_urls(config.workers.urls)
+    static_listing(config.workers)
+    make_sources(config.discovery, clock=time.monotonic, rng=Random())
     if config.redis.url != "none":
         redisurl.check(config.redis.url)
 

@@ -5,7 +5,7 @@ Every key can be given as a flag (common ones), as ``HEADWATER_SECTION__KEY`` or
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -52,6 +52,53 @@ class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         3600.0
     )
     api_key: Annotated[str, doc("Bearer token sent to workers; empty sends none.")] = ""
+
+
+class DnsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names that resolve to many addresses, each of them a worker."""
+
+    urls: Annotated[
+        tuple[str, ...], doc("http://name:port; every address of the name is a worker.")
+    ] = ()
+    interval_s: Annotated[Positive, doc("Time between two questions to the resolver.")] = 5.0
+    forget_s: Annotated[
+        NonNegative, doc("An address that answers leave out is let go after this time.")
+    ] = 15.0
+
+
+class FileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A watched file with a list of workers."""
+
+    path: Annotated[
+        str, doc("TOML or JSON with `workers`: URLs, or tables of url and drain; empty: none.")
+    ] = ""
+    interval_s: Annotated[Positive, doc("Time between two looks whether it has changed.")] = 1.0
+
+
+class KubernetesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """EndpointSlices of Kubernetes services. Needs the rights to list and watch them."""
+
+    services: Annotated[tuple[str, ...], doc("Names of the services; empty: none.")] = ()
+    namespace: Annotated[str, doc("Their namespace; empty is the gateway's own.")] = ""
+    port: Annotated[
+        str, doc("Name or number of the endpoints' port; empty: they have only one.")
+    ] = ""
+    scheme: Annotated[Literal["http", "https"], doc("How workers are spoken to.")] = "http"
+    api: Annotated[str, doc("URL of the API server; empty is the one of the pod.")] = ""
+    token_file: Annotated[str, doc("Bearer token, read again for each request.")] = (
+        "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    )
+    ca_file: Annotated[str, doc("Certificate of the API server's authority.")] = (
+        "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    )
+
+
+class DiscoveryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where workers come from, besides `workers.urls` and Redis. A list that fails removes none."""
+
+    dns: DnsConfig = DnsConfig()
+    file: FileConfig = FileConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +165,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     listen: ListenConfig = ListenConfig()
     workers: WorkersConfig = WorkersConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     routing: RoutingConfig = RoutingConfig()
     render: RenderConfig = RenderConfig()
     ledger: LedgerConfig = LedgerConfig()

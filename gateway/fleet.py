@@ -88,7 +88,8 @@ class Fleet:
             if member is None or (ours and member.info.epoch != info.epoch):
                 member = Member(info, Trust.LEARNED, "no cache events yet")
             self._members[info.id] = member
-            member.healthy, member.down_reason, member.draining = True, "", False
+            member.healthy, member.down_reason = True, ""
+            member.drains.clear()
             member.adopt(info)
             self._index_models()
             return member, True

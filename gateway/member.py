@@ -63,8 +63,8 @@ class Member:
     trust_reason: str
     healthy: bool = True
     down_reason: str = ""
-    draining: bool = False
-    """Asked for by an operator."""
+    drains: dict[str, str] = field(default_factory=dict)
+    """Who wants no new requests on it, each with the reason, which may be empty."""
     parity: Parity = field(default_factory=Parity)
     """Whether it makes the same tokens of a prompt as the gateway."""
     breaker: Breaker = field(default_factory=Breaker)
@@ -105,19 +105,26 @@ class Member:
         """Whether it may be chosen."""
         if not self.healthy:
             return WorkerState.DOWN
-        if self.draining or (self._reported is not None and self._reported.load.draining):
+        if self.drains or (self._reported is not None and self._reported.load.draining):
             return WorkerState.DRAINING
         if not self.breaker.closed and self.breaker.gate(now) is Gate.OPEN:
             return WorkerState.EJECTED
         return WorkerState.READY
 
     @property
+    def draining(self) -> bool:
+        """No new requests, by somebody's wish or its own."""
+        reported = self._reported
+        return bool(self.drains) or (reported is not None and reported.load.draining)
+
+    @property
     def blocked(self) -> str:
         """Why it takes no request whatever happens; empty if it may take some."""
         if not self.healthy:
             return self.down_reason or "down"
-        if self.draining or (self._reported is not None and self._reported.load.draining):
-            return "draining"
+        if self.draining:
+            why = next(filter(None, self.drains.values()), "")
+            return f"draining: {why}" if why else "draining"
         return ""
 
     def reason(self, now: float) -> str:

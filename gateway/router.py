@@ -51,6 +51,7 @@ __all__ = [
     "WorkerStatus",
 ]
 
+OPERATOR = "operator"
 _RETRY_AFTER_S = 1.0
 _TIDY_BUDGET = 4096
 
@@ -103,13 +104,19 @@ class Router:
             member.healthy = healthy
             member.down_reason = "" if healthy else reason
 
-    def drain(self, worker: WorkerId, now: float) -> bool:
-        """No new requests. False: no such worker."""
-        return self._set_draining(worker, True)
+    def drain(self, worker: WorkerId, now: float, by: str = OPERATOR, why: str = "") -> bool:
+        """No new requests until ``by`` allows them again. False: no such worker."""
+        member = self._fleet.get(worker)
+        if member is not None:
+            member.drains[by] = why
+        return member is not None
 
-    def undrain(self, worker: WorkerId, now: float) -> bool:
-        """New requests again. False: no such worker."""
-        return self._set_draining(worker, False)
+    def undrain(self, worker: WorkerId, now: float, by: str = OPERATOR) -> bool:
+        """``by`` allows new requests; others may still forbid them. False: no such worker."""
+        member = self._fleet.get(worker)
+        if member is not None:
+            member.drains.pop(by, None)
+        return member is not None
 
     def set_trust(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
         """How far the index is believed for this worker, and why.
@@ -315,13 +322,6 @@ class Router:
     def _expected_output(self, query: Query, pool: str) -> int:
         usual = int(self._fleet.mean_output(pool))
         return min(query.max_tokens, usual) if query.max_tokens else usual
-
-    def _set_draining(self, worker: WorkerId, draining: bool) -> bool:
-        member = self._fleet.get(worker)
-        if member is None:
-            return False
-        member.draining = draining
-        return True
 
     def _describe(self, member: Member, now: float) -> WorkerStatus:
         return describe(

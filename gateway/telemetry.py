@@ -8,13 +8,14 @@ router and the feeds when somebody scrapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.decision import WorkerStatus
 from gateway.index.stats import FeedStats
 from gateway.parity import Verdict
 from gateway.records import Outcome, RequestRecord, TokenFlow
@@ -172,9 +173,15 @@ class FleetCollector(Collector):
     """Gauges read at scrape time, so that they can never be out of step."""
 
     def __init__(
-        self, router: Router, stats: FeedStats, clock: Callable[[], float] = time.monotonic
+        self,
+        router: Router,
+        stats: FeedStats,
+        clock: Callable[[], float] = time.monotonic,
+        outsiders: Callable[[], Sequence[WorkerStatus]] = tuple,
     ) -> None:
+        """``outsiders``: addresses that have never answered; they show as down."""
         self._router, self._stats, self._clock = router, stats, clock
+        self._outsiders = outsiders
 
     def collect(self) -> Iterable[Metric]:
         """All gauges. Called by the registry."""
@@ -184,7 +191,9 @@ class FleetCollector(Collector):
         parity = _gauge("worker_parity", "1 for how its tokens compare.", "worker", "state")
         blocks = _gauge("index_blocks", "Index entries of a worker.", "worker")
         host_blocks = _gauge("index_host_blocks", "Those in a worker's host memory.", "worker")
-        for worker in self._router.workers(self._clock()):
+        known = self._router.workers(self._clock())
+        names = {worker.id for worker in known}
+        for worker in (*known, *(one for one in self._outsiders() if one.id not in names)):
             inflight.add_metric([worker.id], worker.inflight)
             blocks.add_metric([worker.id], worker.index_blocks)
             host_blocks.add_metric([worker.id], worker.index_host_blocks)

@@ -1,8 +1,8 @@
-"""Which addresses an admin call may make the gateway connect to.
+"""Which addresses the gateway may be made to connect to by an admin call or a discovery source.
 
 Not those behind which no worker can be, but a cloud's instance metadata may: link-local, multicast,
-unspecified and the known metadata addresses, in any notation, also behind a name. Lists in the
-configuration are not limited by this.
+unspecified and the known metadata addresses, in any notation, also behind a name. The static list
+in the gateway's own configuration is not limited by this.
 """
 
 from __future__ import annotations
@@ -38,17 +38,28 @@ def is_allowed(text: str) -> bool:
     return not odd and address not in METADATA
 
 
-async def check_address(url: str) -> None:
-    """Raise ``BadRequest`` unless a worker may be at a checked base URL; connects to nothing."""
+async def refusal(url: str) -> str:
+    """Why no worker may be at a checked base URL; empty if one may. Connects to nothing."""
     host = urlsplit(url).hostname or ""
-    loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, None)
-    except (OSError, UnicodeError):
-        raise BadRequest(f"'{host[:100]}' has no address.", param="url") from None
-    if not all(is_allowed(str(place[4][0])) for place in found):
-        raise BadRequest(
-            f"No worker is taken in at '{host[:100]}': link-local, multicast, unspecified and "
-            "metadata addresses are refused.",
-            param="url",
-        )
+        addresses = [str(ip_address(host.partition("%")[0]))]
+    except ValueError:  # a name, or another notation of an address
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, None)
+        except (OSError, UnicodeError):
+            return f"'{host[:100]}' has no address."
+        addresses = [str(place[4][0]) for place in found]
+    if all(is_allowed(address) for address in addresses):
+        return ""
+    return (
+        f"No worker is taken in at '{host[:100]}': link-local, multicast, unspecified and "
+        "metadata addresses are refused."
+    )
+
+
+async def check_address(url: str) -> None:
+    """Raise ``BadRequest`` unless a worker may be at a checked base URL."""
+    reason = await refusal(url)
+    if reason:
+        raise BadRequest(reason, param="url")

@@ -6,8 +6,10 @@ for workers that registered themselves also from their lease.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
@@ -16,11 +18,18 @@ from shared.types import Epoch, WorkerId
 
 
 class Source(StrEnum):
-    """Who named a worker. ``REDIS`` alone lets it go by itself; the others keep it, down or not."""
+    """Who named a worker.
+
+    ``REDIS`` alone lets it go when its lease is gone and it does not answer; a list lets it go when
+    it names it no longer; ``ADMIN`` keeps it, down or not.
+    """
 
     STATIC = "static"
     REDIS = "redis"
     ADMIN = "admin"
+    DNS = "dns"
+    FILE = "file"
+    KUBERNETES = "kubernetes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,33 @@ class Look:
     """Names in the source's lists, with a lease or without."""
     unreadable: int = 0
     """Registrations that could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All that a list names at one moment. An address that is not in it is named no longer."""
+
+    workers: Mapping[str, str]
+    """Base URL -> why it takes no new requests; empty: it may take some."""
+
+
+Tell = Callable[[Listing], None]
+"""Takes the whole list, each time it may have changed."""
+Fault = Callable[[str], None]
+"""Takes why the list cannot be had now; empty: it can. What was told before stays in force."""
+
+
+class ListSource(Protocol):
+    """A list of workers that is kept up to date."""
+
+    @property
+    def source(self) -> Source:
+        """Which one."""
+        ...
+
+    async def run(self, tell: Tell, fault: Fault) -> None:
+        """Follow the list until cancelled. An outage is told and survived, never raised."""
+        ...
 
 
 def worker_url(key: str, text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.discovery.base import address_of, worker_url
+from gateway.config import WorkersConfig
+from gateway.discovery.base import Listing, address_of, worker_url
 from shared.errors import ConfigError
 
 
@@ -21,3 +22,8 @@ def static_urls(urls: Iterable[str], key: str = "workers.urls") -> tuple[str, ..
             raise ConfigError(key, text, f"the same worker as {found[address]}")
         found[address] = url
     return tuple(found.values())
+
+
+def static_listing(config: WorkersConfig) -> Listing:
+    """The whole static list. Raises as :func:`static_urls`."""
+    return Listing(dict.fromkeys(static_urls(config.urls), ""))

@@ -13,6 +13,9 @@ from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
 from shared.types import WorkerId
 
+BY_WORKER, BY_LIST = "worker", "list"
+"""Who wants a worker drained, besides an operator: itself, or a list that names it."""
+
 
 class FedRouter(Protocol):
     """The part of :class:`gateway.router.Router` that background tasks call. All synchronous."""
@@ -29,12 +32,12 @@ class FedRouter(Protocol):
         """Result of a probe."""
         ...
 
-    def drain(self, worker: WorkerId, now: float) -> bool:
-        """No new requests."""
+    def drain(self, worker: WorkerId, now: float, by: str = ..., why: str = ...) -> bool:
+        """No new requests, until ``by`` says otherwise."""
         ...
 
-    def undrain(self, worker: WorkerId, now: float) -> bool:
-        """New requests again."""
+    def undrain(self, worker: WorkerId, now: float, by: str = ...) -> bool:
+        """``by`` allows new requests again."""
         ...
 
     def set_trust(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:

@@ -4,6 +4,8 @@
     registry     one look at the registrations in Redis each second          -> members, leases
     log          the shared event log                                        -> events
     checkpoints  contents of workers that just joined or have a gap          -> events
+    lists        DNS names, a file, EndpointSlices                       -> members, drains
+    parity       probe prompts, once per worker                          -> parity
     roads        per worker: through Redis or its own feed                   -> events, trust
     bookings     what the other gateways have booked                         -> peers' bookings
 
@@ -21,19 +23,23 @@ from typing import Protocol
 
 import aiohttp
 
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, WorkersConfig
+from gateway.decision import WorkerStatus
 from gateway.discovery.allowed import check_address
 from gateway.discovery.base import Source, worker_url
 from gateway.discovery.redis import RedisDiscovery
-from gateway.discovery.static import static_urls
+from gateway.discovery.static import static_listing
 from gateway.feeds.base import FedRouter, SharesBookings
 from gateway.feeds.bookings import BookingExchange
 from gateway.feeds.health import Prober
 from gateway.feeds.link import RedisLink
+from gateway.feeds.members import Member
+from gateway.feeds.outsiders import outsider
 from gateway.feeds.parity import OwnTokens, ParityProber
 from gateway.feeds.redisfeed import CheckpointLoader, LogFollower
 from gateway.feeds.registry import RegistryWatch
 from gateway.feeds.roads import Roads
+from gateway.feeds.sources import FollowedLists, SourceState, make_sources
 from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Replica
@@ -80,7 +86,10 @@ class Feeds:
     ) -> None:
         self._router, self._config, self._id = router, config, gateway_id
         self._sources = sources or Sources()
-        self._urls = static_urls(config.workers.urls)
+        self._static = static_listing(config.workers)
+        self._lists = make_sources(
+            config.discovery, clock=self._sources.clock, rng=self._sources.rng
+        )
         self._links = _links(config)
         self.stats = FeedStats(redis_configured=self._links is not None)
         self._tasks = TaskSet(self.stats)
@@ -88,6 +97,7 @@ class Feeds:
         self._session: aiohttp.ClientSession | None = None
         self._tender: Tender | None = None
         self._roads: Roads | None = None
+        self._followed: FollowedLists | None = None
         self._own_tokens = own_tokens
         self._parity: ParityProber | None = None
 
@@ -126,8 +136,9 @@ class Feeds:
                 self._router, self._own_tokens, session, workers, self.stats, clock
             )
             self._tasks.spawn("parity", lambda: parity.run(tender.members))
-        for url in self._urls:
-            tender.add(url, Source.STATIC)
+        tender.listed(Source.STATIC, self._static)
+        self._followed = FollowedLists(tender.listed, self.stats, clock)
+        self._followed.start(self._lists)
 
     def _start_redis(self, links: tuple[RedisLink, ...], tender: Tender, roads: Roads) -> None:
         keys = RedisKeys(self._config.deployment.name)
@@ -148,6 +159,8 @@ class Feeds:
     async def stop(self) -> None:
         """End all tasks and connections. What the router knows stays."""
         await self._tasks.close()
+        if self._followed is not None:
+            await self._followed.close()
         if self._parity is not None:
             await self._parity.close()
         if self._roads is not None:
@@ -184,15 +197,46 @@ class Feeds:
         tender = self._running()
         member = tender.members.worker(worker)
         if member is None:
+            member = self._outside(worker)
+        if member is None:
             return False
         tender.dismiss(member, "removed", ban=True)
         return True
 
+    def replace_static(self, config: WorkersConfig) -> None:
+        """Another static list; workers that nobody names any more leave.
+
+        :raises ConfigError: the list is wrong; nothing has changed.
+        """
+        self._static = static_listing(config)
+        if self._tender is not None:
+            self._tender.listed(Source.STATIC, self._static)
+
     def strangers(self) -> list[str]:
         """Addresses that have not said yet who they are, each with the reason; for people."""
+        return [f"{status.url}: {status.reason}" for status in self.outsiders()]
+
+    def outsiders(self) -> list[WorkerStatus]:
+        """Those addresses as operators see them beside the workers."""
         if self._tender is None:
             return []
-        return [f"{m.url}: {m.reason}" for m in self._tender.members if m.info is None]
+        return [outsider(member) for member in self._tender.members if member.info is None]
+
+    def named_by(self, worker: WorkerId) -> list[str]:
+        """Who named a worker."""
+        member = None if self._tender is None else self._tender.members.worker(worker)
+        if member is None and self._tender is not None:
+            member = self._outside(worker)
+        return [] if member is None else sorted(map(str, member.sources))
+
+    def _outside(self, worker: WorkerId) -> Member | None:
+        """The member of an address that never said who it is."""
+        outside = (m for m in self._running().members if m.info is None)
+        return next((m for m in outside if outsider(m).id == worker), None)
+
+    def lists(self) -> list[SourceState]:
+        """The lists of workers that are followed, and how they are."""
+        return [] if self._followed is None else list(self._followed.states.values())
 
     def suspect(self, worker: WorkerId) -> None:
         """A request to this worker failed: probe it now rather than at the next turn."""

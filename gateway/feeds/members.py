@@ -58,6 +58,8 @@ class Member:
     reason: str = "not probed yet"
     draining: bool = False
     """It said so itself."""
+    listed_drain: str = ""
+    """Why a list wants no new requests on it, as the router was told; empty: none does."""
     uptime_s: float = 0.0
     redis_load_at: float | None = None
     """When Redis told a load that was new."""

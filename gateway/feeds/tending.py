@@ -11,8 +11,10 @@ import msgspec
 import structlog
 
 from gateway.config import WorkersConfig
-from gateway.discovery.base import Look, Sighting, Source, worker_url
-from gateway.feeds.base import FedRouter
+from gateway.discovery.allowed import refusal
+from gateway.discovery.base import Listing, Look, Sighting, Source, worker_url
+from gateway.feeds.base import BY_LIST, BY_WORKER, FedRouter
+from gateway.feeds.claims import Claims
 from gateway.feeds.health import Probe, Prober
 from gateway.feeds.members import Adoption, Member, Members
 from gateway.feeds.tasks import TaskSet
@@ -46,6 +48,7 @@ class Tender:
         self._router, self._replica, self._prober, self._config = router, replica, prober, config
         self._stats, self._clock, self._wall, self._rng = stats, clock, wall, rng
         self.members = Members()
+        self.claims = Claims(self.members)
         self._tasks = TaskSet(stats)
         self._wakes: dict[Member, asyncio.Event] = {}
         self._last_look: tuple[Look, float] | None = None
@@ -60,11 +63,34 @@ class Tender:
         self._tasks.spawn(member, lambda: self._tend(member))
         return member
 
+    def listed(self, source: Source, listing: Listing) -> None:
+        """A list of workers was read: whom it names is tended, whom nobody names is let go."""
+        changes = self.claims.take(source, listing)
+        for url in changes.add:
+            self.add(url, source)
+        for member in changes.leave:
+            self.dismiss(member, f"no longer named by {source}")
+        self._follow_drains()
+
+    def _follow_drains(self) -> None:
+        """Tell the router which workers the lists want drained, where that has changed."""
+        drains, now = self.claims.drains(), self._clock()
+        for member in self.members:
+            reason = drains.get(member, "")
+            if member.info is None or reason == member.listed_drain:
+                continue
+            member.listed_drain = reason
+            if reason:
+                self._router.drain(member.info.id, now, BY_LIST, reason)
+            else:
+                self._router.undrain(member.info.id, now, BY_LIST)
+
     async def introduce(self, url: str) -> tuple[WorkerId | None, str]:
         """Add an address by hand and ask it who it is.
 
         :returns: its name and "", or None and why not.
         """
+        self.claims.welcome(url)
         member = self.members.add(url, Source.ADMIN)
         answer = await self._prober.identify(url)
         if isinstance(answer, Probe):
@@ -92,7 +118,10 @@ class Tender:
             self.wake(member)
 
     def dismiss(self, member: Member, reason: str, *, ban: bool = False) -> None:
-        """A member is gone, and the worker with it."""
+        """A member is gone, and the worker with it. ``ban``: it was removed by hand."""
+        if ban:
+            self.claims.dismiss(member)
+        self.claims.forget(member)
         self.members.remove(member, ban=ban)
         if member.info is not None:
             self._replica.forget(member.info.id)
@@ -129,6 +158,8 @@ class Tender:
     async def probe(self, member: Member) -> None:
         """One probe of one member, and what follows from it."""
         if member.must_identify():
+            if await self._is_refused(member):
+                return
             answer = await self._prober.identify(member.url)
             if self.members.at(member.url) is not member:
                 return
@@ -144,6 +175,15 @@ class Tender:
         probe = await self._prober.probe(info, with_load=not self._load_is_fresh(member))
         if self.members.at(member.url) is member and member.info is info:
             self._note(member, probe)
+
+    async def _is_refused(self, member: Member) -> bool:
+        """Whether no worker may be at its address, wherever a name leads to by now."""
+        if Source.STATIC in member.sources:
+            return False
+        reason = await refusal(member.url)
+        if reason and self.members.at(member.url) is member:
+            self._note(member, Probe(False, reason))
+        return bool(reason)
 
     def _load_is_fresh(self, member: Member) -> bool:
         limit = LOAD_FRESH_SHARE * self._config.health_interval_s
@@ -168,6 +208,9 @@ class Tender:
             self._router.leave(before.id, now, "another worker at its address")
         if adoption is Adoption.ALIAS:
             self._log.info("worker_alias", worker=info.id, url=member.url)
+            known = self.members.worker(info.id)
+            if known is not None:
+                self.claims.alias(member.url, known)
             self._end(member)
         elif adoption is Adoption.CONFLICT:
             self._stats.conflicts += 1
@@ -182,6 +225,10 @@ class Tender:
             self._log.info(f"worker_{adoption}", worker=info.id, url=member.url)
             self.on_new(info.id)
             self._recall_registration(info.id)
+        if adoption is not Adoption.SAME:
+            if adoption is Adoption.JOINED:
+                member.listed_drain = ""
+            self._follow_drains()
         return adoption
 
     def _recall_registration(self, worker: WorkerId) -> None:
@@ -231,9 +278,9 @@ class Tender:
             self.wake(member)
         self._router.apply_load(member.info.id, load, now)
         if load.draining and not member.draining:
-            self._router.drain(member.info.id, now)
+            self._router.drain(member.info.id, now, BY_WORKER)
         elif member.draining and not load.draining:
-            self._router.undrain(member.info.id, now)
+            self._router.undrain(member.info.id, now, BY_WORKER)
         member.draining = load.draining
 
     def looked(self, look: Look, redis_up_since: float) -> None:

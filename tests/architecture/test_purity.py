@@ -14,8 +14,11 @@ PURE = """
     gateway/accounting.py
     gateway/breaker.py
     gateway/config.py
+    gateway/discovery/slices.py
     gateway/decision.py
+    gateway/feeds/claims.py
     gateway/feeds/members.py
+    gateway/feeds/outsiders.py
     gateway/fleet.py
     gateway/ghosts.py
     gateway/index/base.py

@@ -71,11 +71,11 @@ class NotingRouter:
     def set_trust(self, worker, trust, reason, now) -> None:
         self.trust[worker] = (str(trust), reason)
 
-    def drain(self, worker, now) -> bool:
+    def drain(self, worker, now, by="operator", why="") -> bool:
         self.draining.add(worker)
         return True
 
-    def undrain(self, worker, now) -> bool:
+    def undrain(self, worker, now, by="operator") -> bool:
         self.draining.discard(worker)
         return True
 
