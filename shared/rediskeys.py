@@ -7,10 +7,15 @@ no slot is hot; the shard is chosen by the worker's name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
 from shared.types import Epoch, WorkerId
+
+Command = tuple[str | bytes | int | float, ...]
+Reply = Any
+"""Raw RESP2: bytes, int, None, lists of these, or an exception object."""
 
 LEASE_MS = 5_000
 """A worker that has not beaten for this long is gone."""

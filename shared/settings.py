@@ -23,9 +23,13 @@ def doc(text: str) -> msgspec.Meta:
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The shared index. Optional at run time: without it routing goes on from local knowledge."""
 
-    url: Annotated[str, doc("redis://, rediss:// or unix:// URL; 'none' works without Redis.")] = (
-        "none"
-    )
+    url: Annotated[
+        str,
+        doc(
+            "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel:// URL "
+            "(docs/index.md); 'none' works without Redis."
+        ),
+    ] = "none"
     timeout_ms: Annotated[
         Annotated[float, msgspec.Meta(gt=0)], doc("A command without a reply by then failed.")
     ] = 500.0

@@ -6,7 +6,7 @@
                  they hold
 
 Redis may be absent, frozen, flushed or read-only at any time. Serving never waits for it: this is
-one task with one connection of its own, it reads from :class:`~worker.eventlog.EventLog`, and what
+one task with a link of its own, it reads from :class:`~worker.eventlog.EventLog`, and what
 it could not send is either still in that log or contained in the checkpoint written on its return.
 """
 
@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import msgspec
 import structlog
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from shared import rediskeys
 from shared.blocks import pack_keys
 from shared.errors import ApiError, InternalError
 from shared.load import WorkerInfo, WorkerLoad
-from shared.rediskeys import RedisKeys
+from shared.rediskeys import Command, RedisKeys
+from shared.redislink import RedisLink, RedisLost
 from shared.settings import RedisConfig
 from worker.eventlog import Contents, EventLog
 
@@ -43,7 +38,7 @@ BACKLOG_LIMIT = 2_000
 """After an outage, more batches than this are skipped: the checkpoint contains them."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
-OUTAGES = (RedisError, OSError, TimeoutError, ApiError)
+OUTAGES = (RedisLost, ApiError)
 """Redis failed, or (``ApiError``) the engine cannot say what it holds."""
 
 
@@ -80,7 +75,8 @@ class RedisPublisher:
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
-        self._config, self._names, self._log, self._published = config, names, log, published
+        self._names, self._log, self._published = names, log, published
+        self._link = RedisLink(config.url, config.timeout_ms / 1000, "headwater-worker")
         self._clock, self._rng = clock, rng
         self._task: asyncio.Task[None] | None = None
         self._up: bool | None = None
@@ -106,118 +102,98 @@ class RedisPublisher:
         """Stop, and take the lease back if Redis answers within its time limit."""
         task, self._task = self._task, None
         while task is not None and not task.done():
-            # More than once: a cancellation that meets the end of a timeout inside the client
-            # library can get lost there (seen with redis-py on Python 3.11).
+            # More than once: a library may swallow a cancellation.
             task.cancel()
             await asyncio.wait((task,), timeout=0.05)
         if not self.up:
             return
         try:
-            async with self._connection() as redis:
-                await self._withdraw(redis)
+            await self._withdraw()
         except OUTAGES as error:
-            self._logger.warning("redis_lease_left_to_expire", reason=type(error).__name__)
+            self._logger.warning("redis_lease_left_to_expire", reason=str(error)[:200])
+        finally:
+            await self._link.drop()
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE_S
         while not self._log.closed:
             try:
-                async with self._connection() as redis:
-                    await self._come_back(redis)
-                    pause = FIRST_PAUSE_S
-                    await self._follow(redis)
+                await self._come_back()
+                pause = FIRST_PAUSE_S
+                await self._follow()
             except OUTAGES as error:
                 self._note(up=False, reason=f"{type(error).__name__}: {error}"[:200])
+            finally:
+                await self._link.drop()
             # Jitter: a fleet must not return in step after an outage.
             await asyncio.sleep(pause * (0.5 + self._rng.random() / 2))
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Redis]:
-        timeout_s = self._config.timeout_ms / 1000
-        redis: Redis = Redis.from_url(
-            self._config.url,
-            single_connection_client=True,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            decode_responses=False,
-            client_name="headwater-worker",
-        )
-        try:
-            yield redis
-        finally:
-            await redis.aclose()
-
-    async def _come_back(self, redis: Redis) -> None:
+    async def _come_back(self) -> None:
         """First exchange of a connection: everything is written anew, then the backlog."""
-        await self._beat(redis)
-        seq = await self._checkpoint(redis)
+        await self._beat()
+        seq = await self._checkpoint()
         backlog = self._log.seq - self._sent
         if backlog > BACKLOG_LIMIT or self._log.since(self._sent, 1) is None:
             self._sent = seq
         self._note(up=True)
 
-    async def _follow(self, redis: Redis) -> None:
+    async def _follow(self) -> None:
         beat_at = self._clock() + rediskeys.HEARTBEAT_S
         while not self._log.closed:
             if await self._log.wait_beyond(self._sent, max(0.0, beat_at - self._clock())):
                 await asyncio.sleep(GATHER_S)
-                await self._send(redis)
+                await self._send()
             if self._clock() < beat_at:
                 continue
             beat_at = self._clock() + rediskeys.HEARTBEAT_S
-            whole = await self._beat(redis)
+            whole = await self._beat()
             age = self._clock() - self._checkpoint_at
             stale = self._log.seq != self._checkpoint_seq and age >= rediskeys.CHECKPOINT_EVERY_S
             if not whole:
                 self._logger.info("redis_checkpoint_missing", worker=self._log.worker)
             if stale or not whole:
-                await self._checkpoint(redis)
+                await self._checkpoint()
 
-    async def _send(self, redis: Redis) -> None:
+    async def _send(self) -> None:
         entries = self._log.since(self._sent, XADDS_PER_TRIP)
         if entries is None:
-            self._sent = await self._checkpoint(redis)
+            self._sent = await self._checkpoint()
             return
-        stream = self._names.log(self._shard)
-        async with redis.pipeline(transaction=False) as pipe:
-            for entry in entries:
-                pipe.xadd(
-                    stream,
-                    {rediskeys.FIELD_BATCH: entry.data},
-                    maxlen=rediskeys.LOG_MAXLEN,
-                    approximate=True,
-                )
-            await pipe.execute()
+        stream, limit = self._names.log(self._shard), ("MAXLEN", "~", rediskeys.LOG_MAXLEN)
+        for reply in await self._link.call(
+            [("XADD", stream, *limit, "*", rediskeys.FIELD_BATCH, entry.data) for entry in entries]
+        ):
+            if isinstance(reply, Exception):
+                # Out of memory, no permission: the readers will notice the gap.
+                raise RedisLost(f"XADD: {reply}")
         self._sent = entries[-1].seq
 
-    async def _beat(self, redis: Redis) -> bool:
+    async def _beat(self) -> bool:
         """Renew the lease; returns whether the checkpoint is still all there."""
         if not self._published.alive():
             raise InternalError("the engine is not able to serve")
         worker, epoch = self._log.worker, self._log.epoch
-        fields: dict[Any, Any] = {
-            rediskeys.FIELD_INFO: msgspec.json.encode(self._published.info()),
-            rediskeys.FIELD_LOAD: msgspec.json.encode(self._published.load()),
-            rediskeys.FIELD_EPOCH: int(epoch),
-            rediskeys.FIELD_SEQ: self._log.seq,
-        }
-        members = self._names.members(self._shard)
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.hset(self._names.worker(worker), mapping=fields)
-            pipe.pexpire(self._names.worker(worker), rediskeys.LEASE_MS)
-            pipe.sadd(members, worker)
-            pipe.pexpire(members, rediskeys.LOG_TTL_MS)
-            pipe.pexpire(self._names.log(self._shard), rediskeys.LOG_TTL_MS)
-            kept = self._checkpoint_keys()
-            for key in kept:
-                pipe.pexpire(key, rediskeys.CHECKPOINT_TTL_MS)
-            replies = await pipe.execute()
+        fields: list[str | bytes | int] = [
+            *(rediskeys.FIELD_INFO, msgspec.json.encode(self._published.info())),
+            *(rediskeys.FIELD_LOAD, msgspec.json.encode(self._published.load())),
+            *(rediskeys.FIELD_EPOCH, int(epoch)),
+            *(rediskeys.FIELD_SEQ, self._log.seq),
+        ]
+        name, members = self._names.worker(worker), self._names.members(self._shard)
+        kept = self._checkpoint_keys()
+        commands: list[Command] = [
+            ("HSET", name, *fields),
+            ("PEXPIRE", name, rediskeys.LEASE_MS),
+            ("SADD", members, worker),
+            ("PEXPIRE", members, rediskeys.LOG_TTL_MS),
+            ("PEXPIRE", self._names.log(self._shard), rediskeys.LOG_TTL_MS),
+            *(("PEXPIRE", key, rediskeys.CHECKPOINT_TTL_MS) for key in kept),
+        ]
+        replies = await self._link.transact(commands)
         return all(replies[-len(kept) :])
 
-    async def _checkpoint(self, redis: Redis) -> int:
+    async def _checkpoint(self) -> int:
         """Write the whole contents; returns the number of the last batch they include."""
         contents = await self._published.contents()
         # Sorting 100k keys takes tens of milliseconds: not on the loop that relays tokens.
@@ -226,28 +202,33 @@ class RedisPublisher:
         if self._with_host:
             chunks += await asyncio.to_thread(cut_chunks, contents.host_keys)
         *names, manifest = self._checkpoint_keys()
-        async with redis.pipeline(transaction=True) as pipe:
-            # All of them: keys are hashes, so any change touches most chunks; and a chunk left
-            # alone because "it is there" would be a hole if the server was swapped meanwhile.
-            for name, chunk in zip(names, chunks, strict=True):
-                pipe.set(name, chunk, px=rediskeys.CHECKPOINT_TTL_MS)
-            state: dict[Any, Any] = {
-                rediskeys.FIELD_EPOCH: int(self._log.epoch),
-                rediskeys.FIELD_SEQ: contents.seq,
-                rediskeys.FIELD_HOST: int(self._with_host),
-            }
-            pipe.hset(manifest, mapping=state)
-            pipe.pexpire(manifest, rediskeys.CHECKPOINT_TTL_MS)
-            await pipe.execute()
+        # All of them: keys are hashes, so any change touches most chunks; and a chunk left
+        # alone because "it is there" would be a hole if the server was swapped meanwhile.
+        commands: list[Command] = [
+            ("SET", name, chunk, "PX", rediskeys.CHECKPOINT_TTL_MS)
+            for name, chunk in zip(names, chunks, strict=True)
+        ]
+        state: list[str | int] = [
+            *(rediskeys.FIELD_EPOCH, int(self._log.epoch)),
+            *(rediskeys.FIELD_SEQ, contents.seq),
+            *(rediskeys.FIELD_HOST, int(self._with_host)),
+        ]
+        commands += [
+            ("HSET", manifest, *state),
+            ("PEXPIRE", manifest, rediskeys.CHECKPOINT_TTL_MS),
+        ]
+        await self._link.transact(commands)
         self._checkpoint_seq, self._checkpoint_at = contents.seq, self._clock()
         return contents.seq
 
-    async def _withdraw(self, redis: Redis) -> None:
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.delete(self._names.worker(self._log.worker))
-            pipe.srem(self._names.members(self._shard), self._log.worker)
-            pipe.unlink(*self._checkpoint_keys())
-            await pipe.execute()
+    async def _withdraw(self) -> None:
+        await self._link.transact(
+            [
+                ("DEL", self._names.worker(self._log.worker)),
+                ("SREM", self._names.members(self._shard), self._log.worker),
+                ("UNLINK", *self._checkpoint_keys()),
+            ]
+        )
 
     def _checkpoint_keys(self) -> list[str]:
         worker, epoch = self._log.worker, self._log.epoch

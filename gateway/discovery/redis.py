@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from redis.exceptions import NoPermissionError
 
 from gateway.discovery.base import Look, Sighting
 from gateway.index.redis import (
-    Command,
-    Reply,
     forget_member_command,
     members_commands,
     parse_members,
     parse_registration,
     registration_commands,
 )
-from shared.rediskeys import RedisKeys
+from shared.rediskeys import Command, RedisKeys, Reply
+from shared.redislink import RedisLost
 from shared.types import WorkerId
 
 COMMANDS_PER_TRIP = 500
@@ -26,7 +26,7 @@ STALE_LOOKS = 60
 
 
 class Caller(Protocol):
-    """Carries commands to Redis; see ``gateway.feeds.link``."""
+    """Carries commands to Redis; see ``shared.redislink``."""
 
     async def call(self, commands: Sequence[Command], wait_s: float = 0.0) -> list[Reply]:
         """One reply per command, or the link's own error."""
@@ -43,7 +43,12 @@ class RedisDiscovery:
 
     async def look(self, link: Caller) -> Look:
         """All registrations; errors of the link pass through."""
-        listed = parse_members(await link.call(members_commands(self._keys)))
+        replies = await link.call(members_commands(self._keys))
+        for reply in replies:
+            if isinstance(reply, NoPermissionError):
+                # Else it would look like a Redis that works and in which nobody is registered.
+                raise RedisLost(f"SMEMBERS: {reply}")
+        listed = parse_members(replies)
         found: dict[WorkerId, Sighting] = {}
         unreadable = 0
         for start in range(0, len(listed), COMMANDS_PER_TRIP):

@@ -15,11 +15,10 @@ from redis.exceptions import ResponseError
 
 from gateway.decision import Booked
 from gateway.feeds.base import SharesBookings
-from gateway.feeds.link import RedisLink, RedisLost
 from gateway.feeds.redisfeed import Backoff
-from gateway.index.redis import Command, Reply
 from gateway.index.stats import FeedStats
-from shared.rediskeys import BOOKING_TTL_MS, LOG_TTL_MS, RedisKeys
+from shared.rediskeys import BOOKING_TTL_MS, LOG_TTL_MS, Command, RedisKeys, Reply
+from shared.redislink import RedisLink, RedisLost
 from shared.types import WorkerId
 
 EVERY_S = 0.5

@@ -32,7 +32,6 @@ from gateway.discovery.static import static_listing
 from gateway.feeds.base import FedRouter, SharesBookings
 from gateway.feeds.bookings import BookingExchange
 from gateway.feeds.health import Prober
-from gateway.feeds.link import RedisLink
 from gateway.feeds.members import Member
 from gateway.feeds.outsiders import outsider
 from gateway.feeds.parity import OwnTokens, ParityProber
@@ -44,9 +43,9 @@ from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
-from shared import redisurl
 from shared.errors import BadRequest, ConfigError
 from shared.rediskeys import RedisKeys
+from shared.redislink import RedisLink
 from shared.types import WorkerId
 
 PROBE_CONNECTIONS = 8
@@ -250,9 +249,9 @@ class Feeds:
 
 
 def _links(config: GatewayConfig) -> tuple[RedisLink, ...] | None:
-    """One connection for each task that talks to Redis; None: works without."""
+    """One link for each task that talks to Redis; None: works without."""
     url = config.redis.url
     if url == "none":
         return None
-    redisurl.check(url)
-    return tuple(RedisLink(url, config.redis.timeout_ms / 1000) for _ in range(4))
+    timeout_s = config.redis.timeout_ms / 1000
+    return tuple(RedisLink(url, timeout_s, "headwater-gateway") for _ in range(4))

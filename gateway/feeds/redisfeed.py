@@ -1,9 +1,9 @@
 """Following the shared log, and taking a worker's contents from its checkpoint.
 
-One task follows all shards' streams over one connection. It begins a little further back than a
-checkpoint can be old, so that checkpoint and log always meet; what both contain is skipped by its
-sequence number. A stream id is only a place to read on from: whether something is missing is judged
-by the sequence numbers alone (``gateway.index.replica``).
+One task follows all shards' streams, over one connection per server. It begins a little further
+back than a checkpoint can be old, so that checkpoint and log always meet; what both contain is
+skipped by its sequence number. A stream id is only a place to read on from: whether something is
+missing is judged by the sequence numbers alone (``gateway.index.replica``).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 import structlog
 
-from gateway.feeds.link import RedisLink, RedisLost
 from gateway.index.base import Applied
 from gateway.index.redis import (
     LogEntry,
     checkpoint_commands,
     id_order,
     is_replica,
-    last_id_commands,
+    look_commands,
     lookback_id,
     parse_checkpoint,
     parse_entries,
     parse_last_id,
+    poll_commands,
     read_command,
     server_time_s,
 )
@@ -36,10 +36,13 @@ from gateway.index.stats import FeedStats
 from shared.blocks import stride_of
 from shared.events import EventBatch
 from shared.rediskeys import RedisKeys
+from shared.redislink import RedisLink, RedisLost
 from shared.types import WorkerId
 
 BLOCK_S = 0.2
 """A read waits this long for news; a worker that joins is caught up with after it."""
+POLL_S = 0.025
+"""Pause between two reads of a Cluster's logs: no command can wait for several servers."""
 CHECK_EVERY_S = 1.0
 SLICE_S = 0.002
 """Longest turn on the event loop while batches are applied."""
@@ -97,8 +100,8 @@ class LogFollower:
         self._rewind: set[int] = set(range(keys.shards))
         self._catching_up: set[int] = set()
         """Shards that are read from far back: their age says nothing about how we keep up."""
-        self._offset_s = 0.0
-        """Server's clock minus ours, at the last look."""
+        self._offsets_s: dict[int, float] = {}
+        """By shard: its server's clock minus ours, at the last look."""
         self._checked_at = 0.0
         self._log: Any = structlog.get_logger("gateway.feeds")
 
@@ -125,17 +128,18 @@ class LogFollower:
 
     async def _look_around(self) -> None:
         """The server's clock and role, and whether our place in each stream still exists."""
-        commands = [("ROLE",), ("TIME",), *last_id_commands(self._keys)]
-        role, time_reply, *streams = await self._link.call(commands)
-        if is_replica(role):
+        commands, places = look_commands(self._keys)
+        [role] = await self._link.call([("ROLE",)])
+        if is_replica(role) and not self._link.cluster:
             raise RedisLost("it is a replica now")
+        replies = await self._link.call(commands, at=places)
         try:
-            server_s = server_time_s(time_reply)
+            clocks = [server_time_s(reply) for reply in replies[::2]]
         except ValueError as error:
             raise RedisLost(str(error)) from error
-        self._offset_s = server_s - self._clock()
         self._checked_at = self._replica.redis_at = self._clock()
-        for shard, reply in enumerate(streams):
+        for shard, reply in enumerate(replies[1::2]):
+            self._offsets_s[shard] = clocks[shard] - self._clock()
             cursor, last = self._cursors.get(shard), parse_last_id(reply)
             if cursor is not None and last is not None and id_order(cursor) > id_order(last):
                 # Another log than the one we were reading: a failover, or a flush and a clock that
@@ -143,25 +147,35 @@ class LogFollower:
                 self._rewind.add(shard)
                 self._stats.cursor_resets += 1
                 self._log.info("redis_log_changed", shard=shard)
-        self._cursors |= dict.fromkeys(self._rewind, lookback_id(server_s))
+        self._cursors |= {shard: lookback_id(clocks[shard]) for shard in self._rewind}
         self._catching_up |= self._rewind
         self._rewind.clear()
 
     async def _read(self) -> None:
-        command = read_command(self._keys, self._cursors, int(BLOCK_S * 1000))
-        [reply] = await self._link.call([command], wait_s=BLOCK_S)
-        if isinstance(reply, Exception):
-            raise RedisLost(f"XREAD: {reply}")
+        entries = await self._next()
         self._replica.redis_at = self._clock()
-        entries = parse_entries(self._keys, reply)
         if not entries:
             self._stats.index_lag_s = 0.0
             self._catching_up.clear()
+            if self._link.cluster:
+                await asyncio.sleep(POLL_S)
             return
         for entry in entries:
             self._cursors[entry.shard] = entry.id
         await self._apply(entries)
         self._note_lag(entries)
+
+    async def _next(self) -> list[LogEntry]:
+        """What follows the cursors; a single server is waited for."""
+        if self._link.cluster:
+            replies = await self._link.call(poll_commands(self._keys, self._cursors))
+        else:
+            command = read_command(self._keys, self._cursors, int(BLOCK_S * 1000))
+            replies = await self._link.call([command], wait_s=BLOCK_S)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise RedisLost(f"XREAD: {reply}")
+        return [entry for reply in replies for entry in parse_entries(self._keys, reply)]
 
     async def _apply(self, entries: list[LogEntry]) -> None:
         turn = self._clock()
@@ -178,15 +192,14 @@ class LogFollower:
 
     def _note_lag(self, entries: list[LogEntry]) -> None:
         newest = {entry.shard: entry.written_s for entry in entries}
-        server_s = self._clock() + self._offset_s
-        ages = {shard: max(0.0, server_s - written) for shard, written in newest.items()}
+        now = {shard: self._clock() + self._offsets_s.get(shard, 0.0) for shard in newest}
+        ages = {shard: max(0.0, now[shard] - written) for shard, written in newest.items()}
         self._catching_up -= {shard for shard, age in ages.items() if age < CAUGHT_UP_S}
         late = [age for shard, age in ages.items() if shard not in self._catching_up]
         self._stats.index_lag_s = max(late, default=0.0)
         if self._stats.index_lag_s > JUMP_LAG_S:
             # Chasing costs more than starting over. What is missing then shows as a gap.
-            present = b"%d-0" % int((server_s - CAUGHT_UP_S) * 1000)
-            self._cursors |= dict.fromkeys(newest, present)
+            self._cursors |= {s: b"%d-0" % int((t - CAUGHT_UP_S) * 1000) for s, t in now.items()}
             self._stats.cursor_resets += 1
             self._log.warning("redis_log_skipped", lag_s=round(self._stats.index_lag_s, 1))
 

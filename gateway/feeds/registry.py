@@ -11,10 +11,10 @@ import structlog
 
 from gateway.discovery.base import Look
 from gateway.discovery.redis import RedisDiscovery
-from gateway.feeds.link import RedisLink, RedisLost
 from gateway.feeds.redisfeed import Backoff
-from gateway.index.redis import cluster_enabled, is_replica
+from gateway.index.redis import is_replica
 from gateway.index.stats import FeedStats
+from shared.redislink import RedisLink, RedisLost
 
 LOOK_EVERY_S = 1.0
 
@@ -54,15 +54,11 @@ class RegistryWatch:
 
     async def look_once(self) -> None:
         """One look; :class:`RedisLost` if the server cannot be used."""
-        role, cluster = await self._link.call([("ROLE",), ("INFO", "cluster")])
-        try:
-            if is_replica(role):
-                raise RedisLost("it is a replica: writes would be refused")
-            if cluster_enabled(cluster):
-                raise RedisLost("Redis Cluster is not supported: give a single server's address")
-        except RedisLost:
+        [role] = await self._link.call([("ROLE",)])
+        # In a Cluster a demoted master sends us on by itself.
+        if is_replica(role) and not self._link.cluster:
             await self._link.drop()
-            raise
+            raise RedisLost("it is a replica: writes would be refused")
         look = await self._discovery.look(self._link)
         self._stats.decode_errors += look.unreadable
         if self._up_since is None:

@@ -2,14 +2,13 @@
 
 Pure: a link elsewhere carries the commands. Names and lifetimes are in ``shared.rediskeys``; why
 the layout is as it is, is told in ``docs/adr/0003-index-in-redis.md``. Every command touches the
-keys of one shard only, except the stream read, which is given the shards it shall wait for.
+keys of one shard only, except the stream read of a single server, which waits for all shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -24,13 +23,11 @@ from shared.rediskeys import (
     FIELD_INFO,
     FIELD_LOAD,
     FIELD_SEQ,
+    Command,
     RedisKeys,
+    Reply,
 )
 from shared.types import Epoch, Tier, WorkerId
-
-Command = tuple[str | bytes | int | float, ...]
-Reply = Any
-"""Raw RESP2: bytes, int, None, lists of these, or an exception object."""
 
 WORKER_SOURCE = "worker"
 ENTRIES_PER_READ = 64
@@ -178,6 +175,15 @@ def parse_checkpoint(replies: Sequence[Reply], epoch: Epoch) -> Checkpoint | Non
     return Checkpoint(seq, b"".join(wanted[:CHUNKS]), b"".join(wanted[CHUNKS:]))
 
 
+def poll_commands(keys: RedisKeys, cursors: Mapping[int, bytes]) -> list[Command]:
+    """What follows the cursors, one command per shard: in a Cluster they are on several servers."""
+    count = max(1, ENTRIES_PER_READ // len(cursors))
+    return [
+        ("XREAD", "COUNT", count, "STREAMS", keys.log(shard), cursor)
+        for shard, cursor in cursors.items()
+    ]
+
+
 def read_command(keys: RedisKeys, cursors: Mapping[int, bytes], block_ms: int) -> Command:
     """Wait for what follows the cursors of the given shards."""
     names = tuple(keys.log(shard) for shard in cursors)
@@ -203,9 +209,14 @@ def forget_member_command(keys: RedisKeys, worker: WorkerId) -> Command:
     return ("SREM", keys.members(keys.shard_of(worker)), worker)
 
 
-def last_id_commands(keys: RedisKeys) -> list[Command]:
-    """One command per shard for what :func:`parse_last_id` reads."""
-    return [("XINFO", "STREAM", keys.log(shard)) for shard in range(keys.shards)]
+def look_commands(keys: RedisKeys) -> tuple[list[Command], dict[int, str]]:
+    """Server's clock and stream of each shard, and the keys whose servers' clocks are meant."""
+    commands: list[Command] = []
+    places: dict[int, str] = {}
+    for shard in range(keys.shards):
+        places[len(commands)] = keys.log(shard)
+        commands += [("TIME",), ("XINFO", "STREAM", keys.log(shard))]
+    return commands, places
 
 
 def parse_last_id(reply: Reply) -> bytes | None:
@@ -219,8 +230,3 @@ def parse_last_id(reply: Reply) -> bytes | None:
 def is_replica(reply: Reply) -> bool:
     """Reads ``ROLE``. A server that does not tell (no permission) is taken for a master."""
     return isinstance(reply, list) and bool(reply) and reply[0] == b"slave"
-
-
-def cluster_enabled(reply: Reply) -> bool:
-    """Reads ``INFO cluster``: whether the keys are spread over several servers."""
-    return isinstance(reply, bytes) and b"cluster_enabled:1" in reply

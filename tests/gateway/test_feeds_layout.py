@@ -35,7 +35,8 @@ def test_no_command_crosses_a_slot() -> None:
         *layout.members_commands(KEYS),
         *layout.registration_commands(KEYS, ["a", "b"]),
         *layout.checkpoint_commands(KEYS, "a", 5),
-        *layout.last_id_commands(KEYS),
+        *layout.look_commands(KEYS)[0][1::2],
+        *layout.poll_commands(KEYS, dict.fromkeys(range(KEYS.shards), b"1-0")),
         layout.forget_member_command(KEYS, "a"),
         layout.read_command(KEYS, {3: b"0-0"}, 10),
         ("MGET", KEYS.bookings("g1"), KEYS.bookings("g2"), KEYS.gateways()),
@@ -146,8 +147,6 @@ def test_small_replies() -> None:
     assert layout.is_replica([b"slave", b"h"])
     assert not layout.is_replica([b"master", 0])
     assert not layout.is_replica(ResponseError("NOPERM"))
-    assert layout.cluster_enabled(b"# Cluster\r\ncluster_enabled:1\r\n")
-    assert not layout.cluster_enabled(b"# Cluster\r\ncluster_enabled:0\r\n")
 
 
 def test_bookings_survive_the_way() -> None:

@@ -298,11 +298,11 @@ class StandIn:
         await self.hang_up()
 
 
-def settings(redis_url: str = "none", *urls: str, **workers) -> GatewayConfig:
+def settings(redis_url: str = "none", *urls: str, timeout_ms=300, **workers) -> GatewayConfig:
     workers = {"health_interval_s": 0.3, "health_timeout_s": 0.5, **workers}
     return GatewayConfig(
         workers=WorkersConfig(urls=urls, **workers),
-        redis=RedisConfig(url=redis_url, timeout_ms=300),
+        redis=RedisConfig(url=redis_url, timeout_ms=timeout_ms),
         deployment=DeploymentConfig(name="t"),
     )
 
