@@ -27,7 +27,7 @@ BAD = [
     "",
     "redis+sentinel://:CANARY@host:1",
     "redis+sentinel://:CANARY@host:1/?x=CANARY",
-    "redis+sentinel://:CANARY@host:CANARY/main",
+    "redis+sentinel://:CANARY@host:port/main",
     "redis+sentinel://:CANARY@/main",
     "redis+sentinel://:CANARY@a:1,,b:2/main",
     "redis+cluster://:CANARY@a:1,b:0",
@@ -35,7 +35,7 @@ BAD = [
     "redis+cluster://:CANARY@a:1,b:2?nonsense=CANARY",
     "redis+magic://:CANARY@a:1",
     "http+cluster://:CANARY@a:1",
-    "unix+cluster:///CANARY",
+    "unix+cluster:///x",
 ]
 GOOD = [
     "redis://127.0.0.1:6379/0",
