@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-compose check format bench bench-routing bench-engine proof storm docs clean
+.PHONY: help setup up test test-slow test-compose check format bench bench-routing bench-simulator bench-engine proof storm docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -55,6 +55,9 @@ bench: $(STAMP) ## the measured figures of README.md, on this machine (minutes)
 
 bench-routing: $(STAMP) ## the routing goals on public traces, beside other policies (20 minutes)
 	$(BIN)/python -P bench/routing.py $(ARGS)
+
+bench-simulator: $(STAMP) ## does headwater simulate agree with an independent simulation (10 minutes; ARGS="--only tau")
+	$(BIN)/python -P bench/simulator.py $(ARGS)
 
 bench-engine: $(STAMP) ## the worker's speed beside transformers and llama.cpp (an hour; ARGS="--only a,b --rounds 1")
 	$(BIN)/python -P bench/engine.py $(ARGS)

@@ -5,9 +5,11 @@
 
 ``round_robin``, ``random`` and ``least_outstanding`` draw the judge's random numbers here, so that
 nothing but the two simulations can differ. For information: the product's own ``least_loaded``
-(which is cleverer among equals), and ``cost``, which is our router as the judge's
-plug-in: there it learns of cache contents only when a prompt asks for them. Exit code 1 if one of
-the first three is further off than 3 points of hit rate or 10 % of mean TTFT.
+(which is cleverer among equals), ``longest_prefix``, ``cache_aware`` and ``dynamo_linear`` beside
+the judge's rules of that kind (ours count blocks as present that are booked, and see loads as a
+gateway does; the judge's ``cache_aware`` has a tree of its own), and ``cost``, which is our router
+as the judge's plug-in: there it learns of cache contents only when a prompt asks for them. Exit
+code 1 if one of the first three is further off than 3 points of hit rate or 10 % of mean TTFT.
 """
 
 from __future__ import annotations
@@ -66,8 +68,15 @@ SAME: dict[str, Factory] = {
     "least_outstanding": lambda config, cost: LeastOutstanding(),
 }
 """Under the judge's names."""
-OURS: dict[str, Factory] = {"cost": FACTORIES["cost"], "least_loaded": FACTORIES["least_loaded"]}
-NEAR = {"cost": "plugin:bench.judge:HeadwaterPolicy", "least_loaded": "least_outstanding"}
+NEAR = {
+    "cost": "plugin:bench.judge:HeadwaterPolicy",
+    "least_loaded": "least_outstanding",
+    "longest_prefix": "exact_lpm",
+    "cache_aware": "cache_aware",
+    "dynamo_linear": "dynamo_cost",
+}
+"""Ours, and the judge's rule of the same kind, which knows other things of the workers."""
+OURS: dict[str, Factory] = {name: FACTORIES[name] for name in NEAR}
 CELLS: dict[str, tuple[str, int, float, int, float]] = {
     "tau": ("tau_airline_a.b16.jsonl.gz", 4, 128_000, 16, 2_000.0),
     "mooncake": ("mooncake_conversation_h1.b512.jsonl.gz", 8, 1_000_000, 512, 10_000.0),
@@ -91,7 +100,7 @@ def compare(name: str, workers: int, load: float, seed: int) -> bool:
     file, _, capacity, block_size, rate = CELLS[name]
     path = HERE / "traces" / file
     flags = f"-N {workers} --caps {capacity} --loads {load} -P {rate} --seed {seed}".split()
-    theirs = judged(path, [*SAME, NEAR["cost"]], flags)
+    theirs = judged(path, list(dict.fromkeys([*SAME, *NEAR.values()])), flags)
     trace = load_trace(path, block_size)
     # Less than the largest request the judge does not take either.
     blocks = max(capacity // block_size, trace.most_blocks + 8)

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from gateway.admin import Admin, Report, check_token
 from gateway.app import App, Readiness
 from gateway.config import GatewayConfig, LedgerConfig
+from gateway.decision import Route
 from gateway.discovery.static import static_listing
 from gateway.feeds import Feeds
 from gateway.feeds.sources import make_sources
@@ -29,9 +30,11 @@ from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
 from gateway.plugins import all_policies
 from gateway.prompts import Prompts, WorkerBundles
+from gateway.records import RequestRecord
 from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
+from gateway.tracesink import TraceSink
 from gateway.upstream import AiohttpUpstream, Timeouts
 from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
@@ -61,6 +64,7 @@ class Gateway:
             index, all_policies(config.routing), config.routing, rng, time.monotonic
         )
         self._ledger = _open_ledger(config)
+        self._trace = _open_trace(config)
         self.upstream = AiohttpUpstream()
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
@@ -92,6 +96,7 @@ class Gateway:
                 metrics=metrics,
                 sinks=sinks,
                 config=config,
+                trace=self._trace.record if self._trace is not None else _no_trace,
                 suspect=self.feeds.suspect,
             )
         )
@@ -192,6 +197,8 @@ class Gateway:
         await self.upstream.close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
+        if self._trace is not None:
+            await asyncio.to_thread(self._trace.close)
 
 
 def check_config(config: GatewayConfig) -> None:
@@ -200,6 +207,8 @@ def check_config(config: GatewayConfig) -> None:
     all_policies(config.routing)
     static_listing(config.workers)
     make_sources(config.discovery, clock=time.monotonic, rng=Random())
+    if config.ledger.trace and not config.ledger.dir:
+        raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
     if config.redis.url != "none":
         redisurl.check(config.redis.url)
 
@@ -208,8 +217,21 @@ def _open_ledger(config: GatewayConfig) -> LedgerSink | None:
     """The ledger's files are named by the port, so that a restarted gateway goes on in its own."""
     if not config.ledger.dir:
         return None
-    secret = config.deployment.secret.encode()
-    return LedgerSink(config.ledger, str(config.listen.port or token_hex(4)), secret=secret)
+    return LedgerSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+
+
+def _open_trace(config: GatewayConfig) -> TraceSink | None:
+    if not config.ledger.trace:
+        return None
+    return TraceSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+
+
+def _instance(config: GatewayConfig) -> str:
+    return str(config.listen.port or token_hex(4))
+
+
+def _no_trace(route: Route | None, record: RequestRecord) -> None:
+    """Where no trace is kept."""
 
 
 def _report(config: LedgerConfig, ledger: LedgerSink) -> Report:

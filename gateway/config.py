@@ -158,6 +158,10 @@ class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dir: Annotated[str, doc("Folder for ledger files; empty keeps none.")] = ""
     rotate_mib: Annotated[Positive, doc("A file is closed at this size, MiB.")] = 64.0
     keep_files: Annotated[Count, doc("Older files beyond this number are removed.")] = 16
+    trace: Annotated[
+        bool,
+        doc("Also keep the prompts' block keys, in DIR/trace: `headwater simulate` reads them."),
+    ] = False
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_bytes, token_hex
-from threading import Event, Lock, Thread
 
 import structlog
 
@@ -25,14 +23,13 @@ from gateway.config import LedgerConfig
 from gateway.ledgerfile import LedgerFile
 from gateway.ledgerline import encode_dropped, encode_record
 from gateway.records import RequestRecord
+from gateway.sinkthread import SinkThread
 from shared.errors import ConfigError
 
 FLUSH_S = 0.2
 SALT_FILE = "salt"
 QUEUE_RECORDS = 65_536
 """About 20 MB of records at most; beyond it they are counted as dropped."""
-_SLICE = 128
-"""Records encoded between two chances for other threads to run."""
 
 
 def default_dir(env: Mapping[str, str]) -> Path:
@@ -93,13 +90,9 @@ class LedgerSink:
         """
         self.written = 0
         """Records handed to the operating system."""
-        self._overflowed = 0
         self._unwritten = 0
         self._told = 0
-        self._limit = queue_records
-        self._flush_s = flush_s
         self._clock = clock
-        self._queue: deque[RequestRecord] = deque()
         self._log = structlog.get_logger("headwater.ledger")
         self._failing = False
         self._file = LedgerFile.open(
@@ -111,15 +104,15 @@ class LedgerSink:
             self._file.close()
             reason = f"its salt cannot be kept: {error.strerror}"
             raise ConfigError("ledger.dir", config.dir, reason) from error
-        self._draining = Lock()
-        self._stop = Event()
-        self._writer = Thread(target=self._run, name="headwater-ledger", daemon=True)
-        self._writer.start()
+        self._thread = SinkThread[RequestRecord](
+            "headwater-ledger", self._write_slice, limit=queue_records, flush_s=flush_s
+        )
+        self._thread.start()
 
     @property
     def dropped(self) -> int:
         """Records that found the queue full or could not be written."""
-        return self._overflowed + self._unwritten
+        return self._thread.overflowed + self._unwritten
 
     @property
     def path(self) -> Path:
@@ -128,33 +121,18 @@ class LedgerSink:
 
     def record(self, record: RequestRecord) -> None:
         """Take one record; never blocks, never raises. Call from one thread (the event loop)."""
-        if len(self._queue) >= self._limit or self._stop.is_set():
-            self._overflowed += 1
-        else:
-            self._queue.append(record)
+        self._thread.put(record)
 
     def flush(self) -> None:
         """Write all that was recorded before the call. Blocks: call it off the event loop."""
-        with self._draining:
-            for _ in range(-(-len(self._queue) // _SLICE) or 1):
-                self._write_slice()
+        self._thread.flush()
 
     def close(self) -> None:
         """Write the rest, stop the thread, close the file; a second call does nothing."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        self._writer.join()
-        self.flush()
-        self._file.close()
+        if self._thread.close():
+            self._file.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._flush_s):
-            self.flush()
-
-    def _write_slice(self) -> None:
-        queue = self._queue
-        records = [queue.popleft() for _ in range(min(len(queue), _SLICE))]
+    def _write_slice(self, records: list[RequestRecord]) -> None:
         lines = [encode_record(record, self._salt) for record in records]
         untold = self.dropped - self._told
         if untold:

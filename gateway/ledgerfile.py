@@ -82,12 +82,19 @@ class LedgerFile:
             ) from error
         return file
 
+    def room(self) -> int:
+        """Bytes that the current file still takes; begins another if it was removed under us.
+
+        :raises OSError: there is no file to write.
+        """
+        self._reopen()
+        return max(0, self._limit - self._size)
+
     def write(self, lines: Sequence[bytes]) -> tuple[int, OSError | None]:
         """Append whole lines, rotating between them; how many are written now, and what failed."""
         kept = 0
         try:
-            if self._fd < 0 or os.fstat(self._fd).st_nlink == 0:  # removed under us
-                self._begin()
+            self._reopen()
             while kept < len(lines):
                 batch = self._fitting(lines, kept)
                 if not batch:
@@ -106,6 +113,10 @@ class LedgerFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _reopen(self) -> None:
+        if self._fd < 0 or os.fstat(self._fd).st_nlink == 0:  # removed under us
+            self._begin()
 
     def _fitting(self, lines: Sequence[bytes], start: int) -> Sequence[bytes]:
         """The lines from ``start`` that still fit; an empty file takes one line of any size."""

@@ -34,7 +34,12 @@ app = typer.Typer()
 )
 def simulate(
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A request trace, JSON lines, .gz too.")
+        Path,
+        typer.Argument(
+            metavar="TRACE",
+            help="A request trace, JSON lines, .gz too; or a gateway's ledger folder with the "
+            "traces it kept ([ledger] trace).",
+        ),
     ],
     workers: Annotated[int, typer.Option(help="How many workers.")],
     kv_blocks: Annotated[int, typer.Option(help="Blocks of KV memory of each worker.")],
@@ -42,7 +47,7 @@ def simulate(
         int | None,
         typer.Option(
             help="Tokens per block of the trace and of the workers; without it the file's name "
-            "says so (.b64.).",
+            "says so (.b64.). A gateway's own: 16, or a multiple.",
             show_default=False,
         ),
     ] = None,
@@ -60,6 +65,10 @@ def simulate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all random choices.")] = 1,
+    model: Annotated[
+        str,
+        typer.Option(help="Of a gateway's traces, which may hold several.", show_default=False),
+    ] = "",
     limit: Annotated[int, typer.Option(help="Only the first requests; 0 = all.")] = 0,
     prefill_rate: Annotated[
         float, typer.Option(help="Prompt tokens a second that a worker computes.")
@@ -107,8 +116,8 @@ def simulate(
     ):
         _between(flag, share, 0.0)
     policies = policies_of(policy or [ALL], option or [])
-    requests = _load(trace, block_size, limit)
-    model = WorkerModel(
+    requests = _load(trace, block_size, limit, model)
+    worker = WorkerModel(
         kv_blocks=kv_blocks,
         prefill_tokens_per_s=prefill_rate,
         overhead_s=overhead,
@@ -118,12 +127,12 @@ def simulate(
         max_running=max_running,
         quadratic=quadratic,
     )
-    _fits(model, workers, requests)
+    _fits(worker, workers, requests)
     with _progress(list(policies), len(requests.requests)) as on_progress:
         result = run(
             trace.name,
             requests,
-            model,
+            worker,
             workers,
             policies,
             load=load,
@@ -147,7 +156,7 @@ def _between(flag: str, value: float, least: float) -> None:
         raise ConfigError(flag, value, f"must be a number from {least:g} to {_MOST:g}")
 
 
-def _load(path: Path, block_size: int | None, limit: int) -> Trace:
+def _load(path: Path, block_size: int | None, limit: int, model: str) -> Trace:
     from gateway.sim.files import block_size_of, load_trace
     from gateway.sim.trace import TraceError
 
@@ -156,10 +165,20 @@ def _load(path: Path, block_size: int | None, limit: int) -> Trace:
         reason = "its name tells no block size (.b64.): give --block-size"
         raise ConfigError("TRACE", str(path), reason)
     _at_least("--block-size", size, 1)
+    bad: list[str] = []
     try:
-        return load_trace(path, size, limit)
+        trace = load_trace(
+            path,
+            size,
+            limit,
+            model,
+            lambda file, line, why: bad.append(f"{file.name}:{line}: {why}"),
+        )
     except TraceError as error:
         raise ConfigError("TRACE", str(path), str(error)) from error
+    if bad:
+        typer.echo(f"{len(bad)} lines left out that cannot be read, first {bad[0]}", err=True)
+    return trace
 
 
 def _fits(model: WorkerModel, workers: int, trace: Trace) -> None:

@@ -2,8 +2,9 @@
 
 One JSON object a line, in the order of time: ``timestamp`` (ms), ``input_length``,
 ``output_length``, ``hash_ids`` (one id per block of the prompt, the last one possibly partial) and
-perhaps ``session_id``. Equal ids mean equal tokens; ids are chained here, so it does not matter
-whether they also stand for what comes before.
+perhaps ``session_id`` and ``took`` (ms from the arrival to the end of the answer). Equal ids mean
+equal tokens; ids are chained here, so it does not matter whether they also stand for what comes
+before.
 
 With session ids the replay is closed-loop: a session's next request comes when the one before has
 been answered and its think time is over.
@@ -36,6 +37,8 @@ class Row(msgspec.Struct, frozen=True):
     output_length: int
     hash_ids: list[int]
     session_id: int | str | None = None
+    took: float | None = None
+    """ms until the whole answer was there; None: assumed from its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def read_trace(lines: Iterable[bytes], block_size: int, limit: int = 0) -> Trace
             break
     if not rows:
         raise TraceError("there is no request in it")
-    return _chain(rows, block_size)
+    return chain(rows, block_size)
 
 
 def _fault(row: Row, before: Row, block_size: int) -> str:
@@ -134,7 +137,8 @@ def _fault(row: Row, before: Row, block_size: int) -> str:
     return ""
 
 
-def _chain(rows: Sequence[Row], block_size: int) -> Trace:
+def chain(rows: Sequence[Row], block_size: int) -> Trace:
+    """A trace from one or more rows in the order of time."""
     numbers: dict[tuple[int, int], int] = {}
     requests = []
     for row, arrival_s in zip(rows, spread([row.timestamp / 1000 for row in rows]), strict=True):
@@ -158,14 +162,19 @@ def _chain(rows: Sequence[Row], block_size: int) -> Trace:
         turns.setdefault(row.session_id, []).append(at)
     for session in turns.values():
         for before, after in pairwise(session):
-            _follow(requests, before, after, block_size)
+            took = rows[before].took
+            _follow(requests, before, after, block_size, None if took is None else took / 1000)
     return Trace(tuple(requests), block_size, len(turns))
 
 
-def _follow(requests: list[TraceRequest], before: int, after: int, block_size: int) -> None:
+def _follow(
+    requests: list[TraceRequest], before: int, after: int, block_size: int, took_s: float | None
+) -> None:
     """Make one request wait for another's answer, whose blocks its prompt tells."""
     one, two = requests[before], requests[after]
-    gap = two.arrival_s - one.arrival_s - TRACE_TOKEN_S * one.output_tokens
+    if took_s is None:
+        took_s = TRACE_TOKEN_S * one.output_tokens
+    gap = two.arrival_s - one.arrival_s - took_s
     known, answer = len(one.path), one.answer
     if two.path[:known] == one.path:
         ends = (one.input_tokens + one.output_tokens) // block_size

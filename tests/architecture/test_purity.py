@@ -41,6 +41,7 @@ PURE = """
     gateway/router.py
     gateway/sim/bounds.py
     gateway/sim/model.py
+    gateway/sim/recorded.py
     gateway/sim/replay.py
     gateway/sim/result.py
     gateway/sim/simulate.py
