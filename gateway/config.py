@@ -37,10 +37,42 @@ class ListenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
 
 
+EngineName = Literal["auto", "headwater", "vllm", "sglang", "llamacpp", "tgi", "openai"]
+
+
+class StaticWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One worker with settings of its own: ``[[workers.static]]``."""
+
+    url: str
+    engine: EngineName = "auto"
+    """``auto`` asks it."""
+    events: str = ""
+    """ZMQ address of its cache events (rank 0), e.g. ``tcp://gpu1:5557``; ``none``: it publishes
+    none; empty: as it says itself, else ``workers.event_port`` of its host."""
+    replay: str = ""
+    """ZMQ address that repeats them; ``none`` and empty as with ``events``."""
+    ranks: Count = 1
+    """Data-parallel ranks; each publishes one port further."""
+    topic: str = ""
+
+
 class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which workers there are, and when one counts as gone."""
 
     urls: Annotated[tuple[str, ...], doc("Static list of worker base URLs.")] = ()
+    static: Annotated[
+        tuple[StaticWorker, ...],
+        doc("Further workers, each with url, engine, events, replay, ranks and topic."),
+    ] = ()
+    engine: Annotated[
+        EngineName, doc("What serves at addresses without an engine of their own; auto asks.")
+    ] = "auto"
+    event_port: Annotated[
+        Port, doc("Where vLLM publishes cache events, unless told otherwise; 0: nowhere.")
+    ] = 5557
+    replay_port: Annotated[
+        Port, doc("Where vLLM repeats them, unless told otherwise; 0: nowhere.")
+    ] = 5558
     from_redis: Annotated[bool, doc("Also take workers that register themselves in Redis.")] = True
     health_interval_s: Annotated[Positive, doc("Time between two health probes.")] = 1.0
     health_timeout_s: Annotated[Positive, doc("A probe without an answer by then failed.")] = 2.0

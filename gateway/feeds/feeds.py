@@ -31,6 +31,9 @@ from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_listing
 from gateway.feeds.base import FedRouter, SharesBookings
 from gateway.feeds.bookings import BookingExchange
+from gateway.feeds.enginebook import EngineBook
+from gateway.feeds.enginefeed import EngineFeeds
+from gateway.feeds.fingerprints import Fingerprints
 from gateway.feeds.health import Prober
 from gateway.feeds.members import Member
 from gateway.feeds.outsiders import outsider
@@ -89,6 +92,7 @@ class Feeds:
         self._lists = make_sources(
             config.discovery, clock=self._sources.clock, rng=self._sources.rng
         )
+        self.book = EngineBook(config.workers)
         self._links = _links(config)
         self.stats = FeedStats(redis_configured=self._links is not None)
         self._tasks = TaskSet(self.stats)
@@ -110,12 +114,20 @@ class Feeds:
         self._tender = tender = Tender(
             self._router,
             self._replica,
-            Prober(session, workers),
+            Prober(session, workers, self.book, Fingerprints(self._config.render)),
             workers,
             self.stats,
             clock=clock,
             wall=self._sources.wall,
             rng=rng,
+        )
+        engines = EngineFeeds(
+            self._replica,
+            tender,
+            self.book,
+            self.stats,
+            clock,
+            self._config.deployment.hash_key,
         )
         self._roads = roads = Roads(
             self._router,
@@ -127,6 +139,7 @@ class Feeds:
             clock=clock,
             rng=rng,
         )
+        roads.engines = engines
         if self._links is not None:
             self._start_redis(self._links, tender, roads)
         self._tasks.spawn("roads", roads.run)

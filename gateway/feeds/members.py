@@ -25,6 +25,7 @@ from shared.types import Epoch, WorkerId
 LEASE_S = LEASE_MS / 1000.0
 LATE_PROBES = 2
 """So many probes in a row without an answer in time take a worker out."""
+START_STEP_S = 1.0
 IDENTIFY_EVERY = 10
 """Probes between two questions of who it is, when nothing else asks for one."""
 
@@ -61,6 +62,10 @@ class Member:
     listed_drain: str = ""
     """Why a list wants no new requests on it, as the router was told; empty: none does."""
     uptime_s: float = 0.0
+    work: float | None = None
+    """Tokens that an engine of another make has worked on, as it said last."""
+    started: float | None = None
+    """When it says that it was started."""
     redis_load_at: float | None = None
     """When Redis told a load that was new."""
     leased: bool = False
@@ -90,6 +95,19 @@ class Member:
             self.ask_again = True
         self.uptime_s = uptime_s
 
+    def note_reading(self, work: float | None, started: float | None) -> bool:
+        """What an engine of another make says about its life; True: it is another process.
+
+        A counter that went back says so, and a start that moved by more than a clock's step.
+        """
+        before, moved = self.work, False
+        if started is not None:
+            moved = self.started is not None and abs(started - self.started) > START_STEP_S
+            self.started = started
+        if work is not None:
+            self.work = work
+        return moved or (work is not None and before is not None and work < before)
+
 
 class Members:
     """All members by address, and the workers among them by name."""
@@ -102,6 +120,9 @@ class Members:
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._by_url.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_url)
 
     def at(self, url: str) -> Member | None:
         """The member at an address."""
@@ -138,6 +159,7 @@ class Members:
             return Adoption.JOINED
         if before.epoch != info.epoch:
             member.uptime_s, member.draining = 0.0, False
+            member.work = member.started = None
             return Adoption.RESTARTED
         return Adoption.SAME if before == info else Adoption.UPDATED
 

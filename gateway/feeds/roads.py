@@ -3,6 +3,7 @@
     redis up, registration fresh   the shared log; a hole is closed from the checkpoint, and if that
                                    cannot do it, from the worker's own feed
     otherwise                      the worker's own feed
+    an engine of another make      its event streams (``enginefeed``)
 Both may run at once for a while: batches that come twice are skipped by their numbers.
 """
 
@@ -19,6 +20,7 @@ import structlog
 
 from gateway.config import WorkersConfig
 from gateway.feeds.base import FedRouter
+from gateway.feeds.enginefeed import EngineFeeds
 from gateway.feeds.httpfeed import FeedBroken, read_feed
 from gateway.feeds.redisfeed import Backoff, CheckpointLoader, take_in
 from gateway.feeds.tasks import TaskSet
@@ -28,6 +30,7 @@ from gateway.index.stats import FeedStats
 from gateway.routing.base import Trust
 from shared.types import WorkerId
 
+OURS = "headwater"
 TICK_S = 0.25
 BY_REDIS_S = 2.5
 """Without news from Redis for this long, a worker is asked itself."""
@@ -62,6 +65,8 @@ class Roads:
         self._redis_since: dict[WorkerId, float] = {}
         self.checkpoints: CheckpointLoader | None = None
         """Set where Redis is configured."""
+        self.engines: EngineFeeds | None = None
+        """Set by whoever starts this."""
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     async def run(self) -> None:
@@ -73,6 +78,8 @@ class Roads:
     async def close(self) -> None:
         """Stop all feeds."""
         await self._feeds.close()
+        if self.engines is not None:
+            self.engines.close()
 
     def tick(self) -> None:
         """Bring feeds, wishes and trust in line with what is known now."""
@@ -91,7 +98,14 @@ class Roads:
         self._forget_strangers()
 
     def _reader(self, worker: WorkerId) -> Callable[[], Any]:
-        return lambda: self.read_own_feed(worker)
+        return lambda: self._read(worker)
+
+    async def _read(self, worker: WorkerId) -> None:
+        followed = self._replica.get(worker)
+        if followed is None or followed.info.engine == OURS:
+            await self.read_own_feed(worker)
+        elif self.engines is not None:
+            await self.engines.follow(worker)
 
     def _forget_strangers(self) -> None:
         known = {followed.info.id for followed in self._replica}
@@ -113,6 +127,8 @@ class Roads:
 
     def _wants_own_feed(self, followed: Followed, now: float) -> bool:
         worker = followed.info.id
+        if followed.info.engine != OURS:
+            return True
         if followed.in_step:
             self._hole_since.pop(worker, None)
             if self.checkpoints is not None:

@@ -13,9 +13,10 @@ import structlog
 from gateway.config import WorkersConfig
 from gateway.discovery.allowed import refusal
 from gateway.discovery.base import Listing, Look, Sighting, Source, worker_url
+from gateway.feeds.answers import Probe
 from gateway.feeds.base import BY_LIST, BY_WORKER, FedRouter
 from gateway.feeds.claims import Claims
-from gateway.feeds.health import Probe, Prober
+from gateway.feeds.health import Prober
 from gateway.feeds.members import Adoption, Member, Members
 from gateway.feeds.tasks import TaskSet
 from gateway.index.replica import Replica
@@ -26,6 +27,8 @@ from shared.types import Epoch, WorkerId
 
 PERIOD_SHARE = (0.85, 1.0)
 """A probe begins after this share of the interval: never late, and not all in step."""
+PROBES_PER_S = 200.0
+"""In a large fleet each worker is probed less often, so that all take no more than this."""
 LOAD_FRESH_SHARE = 1.5
 """A load from Redis spares asking for it over HTTP for this many intervals."""
 
@@ -143,7 +146,8 @@ class Tender:
             wake.clear()
             started = self._clock()
             await self.probe(member)
-            pause = self._config.health_interval_s * self._rng.uniform(*PERIOD_SHARE)
+            interval = max(self._config.health_interval_s, len(self.members) / PROBES_PER_S)
+            pause = interval * self._rng.uniform(*PERIOD_SHARE)
             rest = pause - (self._clock() - started)
             if rest <= 0:
                 await asyncio.sleep(0)
@@ -194,10 +198,40 @@ class Tender:
         if info.engine == "headwater":
             return info
         known = member.info
-        if known is not None and known.engine == info.engine and not member.refused:
+        same = known is not None and known.engine == info.engine and not member.refused
+        if known is not None and same and known.block_size == info.block_size:
             return msgspec.structs.replace(info, epoch=known.epoch)
+        return msgspec.structs.replace(info, epoch=self._new_epoch(known))
+
+    def _new_epoch(self, known: WorkerInfo | None) -> Epoch:
+        """For a foreign server's next incarnation: never below the last one."""
         made = int(self._wall() * 1e3) << 16 | self._rng.getrandbits(16)
-        return msgspec.structs.replace(info, epoch=Epoch(made))
+        return Epoch(max(made, 0 if known is None else known.epoch + 1))
+
+    def renew(self, worker: WorkerId, reason: str, block_size: int = 0) -> None:
+        """A foreign engine has shown that it holds nothing of what was known: another incarnation,
+        perhaps with blocks of another size. It goes on taking requests."""
+        member = self.members.worker(worker)
+        if member is None or member.info is None:
+            return
+        known = member.info
+        info = msgspec.structs.replace(
+            known, epoch=self._new_epoch(known), block_size=block_size or known.block_size
+        )
+        healthy, draining = bool(member.healthy), member.draining
+        self.members.adopt(member, info)
+        member.draining = draining
+        self._router.join(info, self._clock())
+        self._router.set_health(worker, healthy, self._clock(), member.reason)
+        self._replica.follow(info)
+        self._stats.engine_restarts += 1
+        self._log.warning("worker_started_anew", worker=worker, reason=reason)
+        self.on_new(worker)
+
+    def has_not_worked(self, worker: WorkerId) -> bool:
+        """It said at its last probe that it has served nothing yet: its cache is empty."""
+        member = self.members.worker(worker)
+        return member is not None and member.work == 0
 
     def _adopt(self, member: Member, info: WorkerInfo) -> Adoption:
         before = member.info
@@ -250,6 +284,10 @@ class Tender:
         member.refused = probe.refused or (member.refused and not probe.alive)
         if probe.load is not None:
             self._note_load(member, probe.load)
+        reading = probe.reading
+        if reading is not None and member.note_reading(reading.work, reading.started):
+            assert member.info is not None
+            self.renew(member.info.id, "its counters began anew")
         healthy = probe.healthy or (member.draining and probe.alive)
         if healthy != member.healthy:
             self._log.info(

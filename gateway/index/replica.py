@@ -63,6 +63,8 @@ class Followed:
     restoring: bool = False
     """Its whole contents are being taken in; what arrives meanwhile waits in ``pending``."""
     pieces: int = 0
+    doubt: str = ""
+    """Why its contents are known in part only, though its events are followed."""
 
     @property
     def in_step(self) -> bool:
@@ -226,6 +228,12 @@ class Replica:
         if followed is not None:
             followed.http_at = now
 
+    def doubt(self, worker: WorkerId, reason: str) -> None:
+        """Its contents are known in part only, and why; an empty reason: they are known in full."""
+        followed = self._followed.get(worker)
+        if followed is not None:
+            followed.doubt = reason
+
     def out_of_step(self) -> list[WorkerId]:
         """Workers with an event feed whose contents are not known in full."""
         return [f.info.id for f in self if f.info.event_feed and not f.in_step]
@@ -241,6 +249,8 @@ class Replica:
             return Trust.BLIND, "prefix cache is off"
         if not info.event_feed:
             return Trust.LEARNED, "no event feed"
+        if followed.doubt:
+            return Trust.LEARNED, followed.doubt
         if followed.position is None:
             return Trust.LEARNED, "no snapshot yet"
         if not followed.in_step:

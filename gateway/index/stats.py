@@ -40,3 +40,19 @@ class FeedStats:
     """Unexpected errors in background tasks; each was logged and the task went on."""
     peers: int = 0
     """Other gateways that share their bookings now."""
+
+    engine_feeds: int = 0
+    """Event streams of engines of other makes that are followed now, one per rank."""
+    engine_frames: int = 0
+    malformed_frames: int = 0
+    """Frames of engines that are no batch of events."""
+    malformed_events: int = 0
+    """Events in them that could not be read."""
+    engine_gaps: int = 0
+    """Times that an engine's stream had a hole."""
+    engine_replays: int = 0
+    """Holes and beginnings that its replay has filled."""
+    engine_losses: int = 0
+    """Times that events were lost for good."""
+    engine_restarts: int = 0
+    """Other incarnations that an engine's stream or its counters showed."""
