@@ -21,9 +21,9 @@ class Fingerprints:
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     async def of(self, models: tuple[str, ...]) -> str:
-        """Fingerprint for an engine that answers to ``models``; empty: none is configured."""
-        named = next((name for name in models if name in self._config.tokenizers), None)
-        if named is None:
+        """Fingerprint for the first of an engine's ``models``; empty: none is configured."""
+        named = models[0] if models else ""
+        if named not in self._config.tokenizers:
             return ""
         if named not in self._known:
             source = self._config.tokenizers[named]
