@@ -15,6 +15,7 @@ from gateway.decision import Overlap
 from gateway.ghosts import GhostMemory
 from gateway.index.base import Applied, PrefixIndex
 from gateway.learn import Learner, Served
+from gateway.learned import Fact, Outbox
 from gateway.member import Member
 from gateway.parity import Parity, Verdict
 from gateway.promises import Promise, Promises
@@ -75,6 +76,8 @@ class Knowledge:
         self._ghosts = GhostMemory(ghost_keys)
         self._branches = Branches(max(1, ghost_keys // 16))
         self._learner = Learner()
+        self.outbox = Outbox()
+        """What the other gateways should know about workers without cache events."""
 
     # ---------------------------------------------------------------- workers
 
@@ -82,6 +85,8 @@ class Knowledge:
         """A worker is there; ``fresh``: nothing of what was known of it holds."""
         if fresh:
             self._promises.forget(member.id)
+            if self._learner.knows(member.id) and not member.info.event_feed:
+                self.outbox.put(Fact(member.id, b""))
             self._learner.join(
                 member.id, member.info.epoch, member.stride, member.kv_tokens_total()
             )
@@ -185,6 +190,22 @@ class Knowledge:
         self._ghosts.remember(request.keys)
         if self.trust(member)[0] is Trust.EXACT or not request.keys:
             return
+        if not member.info.event_feed:
+            self.outbox.put(Fact.of(member.id, request))
+        self._learn(member, request, at)
+
+    def told(self, member: Member, fact: Fact) -> None:
+        """Another gateway saw this worker answer, or restart."""
+        if member.info.event_feed:
+            return
+        if not fact.emptied:
+            request = fact.served()
+            self._ghosts.remember(request.keys)
+            self._learn(member, request, 0.0)
+        elif (batch := self._learner.cleared(member.id)) is not None:
+            self._index.apply(batch)
+
+    def _learn(self, member: Member, request: Served, at: float) -> None:
         batch = self._learner.served(member.id, request, at)
         if batch is not None:
             self._index.apply(batch)

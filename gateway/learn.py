@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.blocks import GRANULE
-from shared.events import CacheEvent, EventBatch, removed, stored
+from shared.events import CacheCleared, CacheEvent, EventBatch, removed, stored
 from shared.types import BlockKey, Epoch, WorkerId
 
 SOURCE = "gateway"
@@ -65,6 +65,20 @@ class Learner:
         self._workers[worker] = _Memory(
             epoch, stride, float(capacity_tokens or DEFAULT_CAPACITY_TOKENS)
         )
+
+    def knows(self, worker: WorkerId) -> bool:
+        """It has joined and was not forgotten."""
+        return worker in self._workers
+
+    def cleared(self, worker: WorkerId) -> EventBatch | None:
+        """Somebody saw that it restarted: it holds nothing of what was learned."""
+        memory = self._workers.get(worker)
+        if memory is None or not memory.touched:
+            return None
+        memory.touched.clear()
+        memory.seq += 1
+        events = (CacheCleared(),)
+        return EventBatch(worker, memory.epoch, SOURCE, memory.seq, 0.0, memory.stride, events)
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone."""

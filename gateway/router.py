@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from random import Random
 
@@ -26,6 +26,7 @@ from gateway.decision import (
 from gateway.fleet import Fleet
 from gateway.index.base import Applied, PrefixIndex
 from gateway.knowledge import Knowledge
+from gateway.learned import Fact
 from gateway.lease import Attempt, Lease, rejection_record
 from gateway.member import Booking, Member, describe
 from gateway.outcomes import Outcomes
@@ -151,6 +152,20 @@ class Router:
     def apply_events(self, batch: EventBatch, now: float) -> Applied:
         """Cache events; the caller fetches a snapshot when the answer is not ok."""
         return self._knowledge.apply(batch, self._fleet.get(batch.worker))
+
+    def learned(self, limit: int) -> Iterable[Fact]:
+        """Facts about workers without cache events that the other gateways do not know yet."""
+        return self._knowledge.outbox.take(limit)
+
+    def drop_learned(self) -> None:
+        """The others cannot be told now."""
+        self._knowledge.outbox.drop()
+
+    def apply_learned(self, fact: Fact) -> None:
+        """What another gateway saw a worker do. Unknown workers are fine."""
+        member = self._fleet.get(WorkerId(fact.worker))
+        if member is not None:
+            self._knowledge.told(member, fact)
 
     def apply_peer_bookings(
         self, gateway: str, booked: Mapping[WorkerId, Booked], now: float

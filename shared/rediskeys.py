@@ -23,6 +23,8 @@ HEARTBEAT_S = 1.0
 CHECKPOINT_TTL_MS = 60_000
 CHECKPOINT_EVERY_S = 30.0
 LOG_MAXLEN = 20_000
+LEARNED_MAXLEN = 500
+"""Facts about workers without events kept per shard: a gateway that starts learns from them."""
 LOG_TTL_MS = 600_000
 BOOKING_TTL_MS = 2_000
 CHUNKS = 16
@@ -62,6 +64,10 @@ class RedisKeys:
     def log(self, shard: int) -> str:
         """STREAM of event batches of a shard's workers."""
         return f"{self._tag(shard)}:log"
+
+    def learned(self, shard: int) -> str:
+        """STREAM of what gateways tell about a shard's workers that publish no events."""
+        return f"{self._tag(shard)}:learned"
 
     def manifest(self, worker: WorkerId, epoch: Epoch) -> str:
         """HASH epoch, seq, host: up to which batch the chunks are complete, and of what tiers."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gateway.decision import Booked
 from gateway.index.base import Applied
+from gateway.learned import Fact
 from gateway.parity import Parity
 from gateway.routing.base import Trust
 from shared.events import EventBatch
@@ -68,4 +69,20 @@ class SharesBookings(Protocol):
         self, gateway: str, booked: Mapping[WorkerId, Booked], now: float
     ) -> None:
         """What another gateway has booked; replaces what it told before, empty clears it."""
+        ...
+
+
+class SharesLearned(Protocol):
+    """The part of the router that gateways with workers without cache events tell each other."""
+
+    def learned(self, limit: int) -> Iterable[Fact]:
+        """Take up to ``limit`` facts that the others do not know yet."""
+        ...
+
+    def drop_learned(self) -> None:
+        """They cannot be told now."""
+        ...
+
+    def apply_learned(self, fact: Fact) -> None:
+        """What another gateway told. Unknown workers are fine."""
         ...

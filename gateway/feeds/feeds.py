@@ -7,6 +7,7 @@
     lists        DNS names, a file, EndpointSlices                       -> members, drains
     parity       probe prompts, once per worker                          -> parity
     roads        per worker: through Redis or its own feed                   -> events, trust
+    learned      what gateways learned about workers without events           -> served elsewhere
     bookings     what the other gateways have booked                         -> peers' bookings
 
 Requests never wait for any of this, and nothing here waits for a request: a Redis that is down,
@@ -29,12 +30,13 @@ from gateway.discovery.allowed import check_address
 from gateway.discovery.base import Source, worker_url
 from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_listing
-from gateway.feeds.base import FedRouter, SharesBookings
+from gateway.feeds.base import FedRouter, SharesBookings, SharesLearned
 from gateway.feeds.bookings import BookingExchange
 from gateway.feeds.enginebook import EngineBook
 from gateway.feeds.enginefeed import EngineFeeds
 from gateway.feeds.fingerprints import Fingerprints
 from gateway.feeds.health import Prober
+from gateway.feeds.learnedfeed import LearnedFeed
 from gateway.feeds.members import Member
 from gateway.feeds.outsiders import outsider
 from gateway.feeds.parity import OwnTokens, ParityProber
@@ -55,7 +57,7 @@ PROBE_CONNECTIONS = 8
 """To one worker at once: two probes, its feed, and what is just being closed."""
 
 
-class FedAndSharing(FedRouter, SharesBookings, Protocol):
+class FedAndSharing(FedRouter, SharesBookings, SharesLearned, Protocol):
     """The router as the feeds see it."""
 
 
@@ -156,14 +158,18 @@ class Feeds:
         keys = RedisKeys(self._config.deployment.name)
         clock, rng = self._sources.clock, self._sources.rng
         stats, replica = self.stats, self._replica
-        look_link, log_link, checkpoint_link, booking_link = links
+        look_link, log_link, checkpoint_link, booking_link, learned_link = links
         follower = LogFollower(log_link, keys, replica, stats, clock, rng)
         roads.checkpoints = CheckpointLoader(checkpoint_link, keys, replica, stats, clock, rng)
         tender.on_new = follower.rewind
 
         watch = RegistryWatch(look_link, RedisDiscovery(keys), stats, tender.looked, clock, rng)
         exchange = BookingExchange(booking_link, keys, self._router, self._id, stats, clock, rng)
+        learned = LearnedFeed(
+            learned_link, keys, self._router, replica, self._id, stats, clock=clock, rng=rng
+        )
         self._tasks.spawn("registry", watch.run)
+        self._tasks.spawn("learned", learned.run)
         self._tasks.spawn("log", follower.run)
         self._tasks.spawn("checkpoints", roads.checkpoints.run)
         self._tasks.spawn("bookings", exchange.run)
@@ -267,4 +273,4 @@ def _links(config: GatewayConfig) -> tuple[RedisLink, ...] | None:
     if url == "none":
         return None
     timeout_s = config.redis.timeout_ms / 1000
-    return tuple(RedisLink(url, timeout_s, "headwater-gateway") for _ in range(4))
+    return tuple(RedisLink(url, timeout_s, "headwater-gateway") for _ in range(5))

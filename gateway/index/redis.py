@@ -7,7 +7,7 @@ keys of one shard only, except the stream read of a single server, which waits f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -62,14 +62,19 @@ class LogEntry:
         """When the server took it, in its own clock."""
         return id_order(self.id)[0] / 1000.0
 
+    def value(self) -> bytes:
+        """What was written; empty if there is something else."""
+        if not isinstance(self.fields, list):
+            return b""
+        values = dict(zip(self.fields[::2], self.fields[1::2], strict=False))
+        found: bytes = values.get(FIELD_BATCH.encode(), b"")
+        return found
+
     def batch(self) -> EventBatch | None:
         """The batch in it; None if there is something else."""
-        if not isinstance(self.fields, list):
-            return None
-        values = dict(zip(self.fields[::2], self.fields[1::2], strict=False))
         try:
-            return decode_batch(values[FIELD_BATCH.encode()])
-        except (KeyError, msgspec.DecodeError):
+            return decode_batch(self.value())
+        except msgspec.DecodeError:
             return None
 
 
@@ -192,11 +197,17 @@ def read_command(keys: RedisKeys, cursors: Mapping[int, bytes], block_ms: int) -
     return (*head, *names, *cursors.values())
 
 
-def parse_entries(keys: RedisKeys, reply: Reply) -> list[LogEntry]:
-    """Entries of an ``XREAD`` reply, stream by stream, oldest first."""
+def parse_entries(
+    keys: RedisKeys, reply: Reply, stream: Callable[[int], str] | None = None
+) -> list[LogEntry]:
+    """Entries of an ``XREAD`` reply, stream by stream, oldest first.
+
+    :param stream: name of the stream of a shard; the log's by default.
+    """
     if not isinstance(reply, list):
         return []
-    shards = {keys.log(shard).encode(): shard for shard in range(keys.shards)}
+    name_of = stream or keys.log
+    shards = {name_of(shard).encode(): shard for shard in range(keys.shards)}
     return [
         LogEntry(shards[name], entry_id, fields)
         for name, rows in reply

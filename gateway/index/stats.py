@@ -34,6 +34,8 @@ class FeedStats:
     """Event feeds that are read from workers directly, now."""
     cursor_resets: int = 0
     """Times that the log was another one (failover) or was skipped because it lagged too far."""
+    learned_from_peers: int = 0
+    """Prompts of which another gateway told that they were served."""
     conflicts: int = 0
     """Workers left out because another one has their name."""
     task_failures: int = 0

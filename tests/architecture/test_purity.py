@@ -29,6 +29,7 @@ PURE = """
     gateway/index/table.py
     gateway/knowledge.py
     gateway/learn.py
+    gateway/learned.py
     gateway/ledgerline.py
     gateway/lease.py
     gateway/member.py

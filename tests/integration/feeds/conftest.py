@@ -91,6 +91,15 @@ class NotingRouter:
     def apply_peer_bookings(self, gateway, booked, now) -> None:
         self.peers[gateway] = booked
 
+    def learned(self, limit):
+        return ()
+
+    def drop_learned(self) -> None:
+        pass
+
+    def apply_learned(self, fact) -> None:
+        raise AssertionError("every worker here has events")
+
     def holds(self, worker, contents) -> bool:
         """The index has exactly these single-block contents for a worker."""
         if self.index.blocks(worker) != len(contents):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.redis
 
 GATEWAY_COMMANDS = (
     "+client|setname +role +time +cluster|slots +smembers +hgetall +hmget +mget +xread "
-    "+xinfo|stream +set +sadd +srem +pexpire"
+    "+xinfo|stream +set +sadd +srem +pexpire +xadd"
 )
 WORKER_COMMANDS = (
     "+multi +exec +hset +pexpire +sadd +srem +set +del +unlink +xadd +cluster|slots +client|setname"
