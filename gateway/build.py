@@ -35,7 +35,9 @@ from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
 from gateway.tracesink import TraceSink
-from gateway.upstream import AiohttpUpstream, Timeouts
+from gateway.upstream import Timeouts, Upstream
+from gateway.upstream_aiohttp import AiohttpUpstream
+from gateway.wire.client import WireUpstream
 from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
 
@@ -65,7 +67,7 @@ class Gateway:
         )
         self._ledger = _open_ledger(config)
         self._trace = _open_trace(config)
-        self.upstream = AiohttpUpstream()
+        self.upstream = _upstream(config)
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
         self.prompts = Prompts(config.render, config.deployment.hash_key, bundles)
@@ -211,6 +213,10 @@ def check_config(config: GatewayConfig) -> None:
         raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
     if config.redis.url != "none":
         redisurl.check(config.redis.url)
+
+
+def _upstream(config: GatewayConfig) -> Upstream:
+    return AiohttpUpstream() if config.workers.http_client == "aiohttp" else WireUpstream()
 
 
 def _open_ledger(config: GatewayConfig) -> LedgerSink | None:

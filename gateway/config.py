@@ -84,6 +84,10 @@ class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         3600.0
     )
     api_key: Annotated[str, doc("Bearer token sent to workers; empty sends none.")] = ""
+    http_client: Annotated[
+        Literal["httptools", "aiohttp"],
+        doc("Who speaks HTTP to workers: our own client on httptools, or aiohttp's (slower)."),
+    ] = "httptools"
 
 
 class DnsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,265 @@
+"""One connection to a worker: a protocol that serves one exchange after the other.
+
+    begin -> head -> read ... read -> b"" -> (begin | abort)
+
+What comes is parsed by llhttp in its strict mode; everything it refuses breaks the exchange. The
+reader pulls: at most about ``READ_BYTES`` lie here unread, then reading from the socket pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import httptools
+
+from gateway.upstream import READ_BYTES, UpstreamBroken, UpstreamError, UpstreamTimeout
+
+MAX_HEAD_BYTES = 65_536
+"""All heads of one answer together, interim ones included."""
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_FRAMED = (b"content-length", b"transfer-encoding")
+
+
+class Connection(asyncio.Protocol):
+    """Owned by one caller at a time; see the pool in ``client.py``."""
+
+    __slots__ = (
+        "_buffered",
+        "_error",
+        "_extra",
+        "_head_bytes",
+        "_idle_s",
+        "_interim",
+        "_keep",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_pieces",
+        "_since",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "_unsent",
+        "_waiter",
+        "busy",
+        "complete",
+        "has_head",
+        "headers",
+        "heard",
+        "idle_since",
+        "lost",
+        "status",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.lost = False
+        """The connection is no more."""
+        self.busy = False
+        """An exchange is under way."""
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: RawHeaders = []
+        self.heard = False
+        """A byte of an answer has come."""
+        self.has_head = False
+        self.complete = False
+        """The answer has been received to its end."""
+        self._keep = self._extra = self._interim = self._paused = False
+        self._pieces: list[bytes] = []
+        self._buffered = self._head_bytes = self._unsent = 0
+        self._error: UpstreamError | None = None
+
+    # --- the caller's side
+
+    def begin(self, head: bytes, body: bytes, idle_s: float) -> None:
+        """Send a request. Nothing of an earlier answer may be read after that."""
+        assert self._transport is not None
+        assert not self.busy
+        self._reset()
+        self._idle_s, self.busy = idle_s, True
+        if len(body) <= READ_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    async def head(self) -> None:
+        """Wait for the head of the answer. Raises UpstreamBroken or UpstreamTimeout."""
+        while not self.has_head:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, ``b""`` at the clean end. Raises as :meth:`head` does."""
+        while True:
+            if self._pieces:
+                return self._taken()
+            if self.complete:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    def end(self) -> bool:
+        """The exchange is over; whether the connection can serve another one."""
+        self.busy = False
+        usable = self.complete and self._keep and not self._extra and not self.lost
+        if not usable:
+            self.abort()
+        return usable
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self.busy = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None and not self.lost:
+            self._transport.abort()
+
+    def _taken(self) -> bytes:
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def _wait(self) -> None:
+        self._waiter = waiter = self._loop.create_future()
+        self._since = now = self._loop.time()
+        # One timer serves many waits: it looks at the clock when it fires, and goes on from there.
+        if self._timer is None or self._timer_at > now + self._idle_s:
+            self._arm(now + self._idle_s)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(at, self._look), at
+
+    def _look(self) -> None:
+        self._timer = None
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # nobody waits: the next one who does sets it again
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        now = self._loop.time()
+        if unsent != self._unsent:  # the worker is still taking in a long request
+            self._unsent, self._since = unsent, now
+        if now < self._since + self._idle_s:
+            self._arm(self._since + self._idle_s)
+        else:
+            waiter.set_exception(UpstreamTimeout("the worker sent nothing for too long"))
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _break(self, reason: str) -> None:
+        if self._error is None and not self.complete:
+            self._error = UpstreamBroken(reason)
+        self._extra = True
+        self._wake()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- the event loop's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        if not self.busy:  # nobody asked
+            self.abort()
+            return
+        self.heard = True
+        if not self.has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._break("the worker's answer is no valid HTTP")
+            return
+        if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._break("the head of the worker's answer is too long")
+            return
+        if self._buffered > READ_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        if self.has_head:
+            self._wake()
+
+    def eof_received(self) -> None:
+        """See :class:`asyncio.Protocol`: the connection is closed then."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.busy or self.complete:
+            return
+        unframed = self.has_head and not any(name.lower() in _FRAMED for name, _ in self.headers)
+        if unframed and exc is None:
+            self.complete = True  # the body's end is the connection's
+        elif self._error is None:
+            self._error = UpstreamBroken("the worker broke off its answer")
+        self._wake()
+
+    # --- the parser's side
+
+    def on_message_begin(self) -> None:
+        """A second answer to one request is an attempt to slip something in."""
+        if self.complete:
+            self._extra = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are dropped."""
+        if not self.has_head:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """An interim answer (1xx) is skipped."""
+        if self.has_head:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200 and status != 101:
+            self._interim = True
+            self.headers.clear()
+            return
+        self.status, self.has_head = status, True
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body, without its framing."""
+        if not self.complete:
+            self._pieces.append(data)
+            self._buffered += len(data)
+
+    def on_message_complete(self) -> None:
+        """The end of an answer, or of an interim one."""
+        if self._interim:
+            self._interim = False
+        elif not self.complete:
+            self.complete, self._keep = True, self._parser.should_keep_alive()
