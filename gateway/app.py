@@ -17,14 +17,16 @@ from secrets import token_hex
 from urllib.parse import unquote
 
 import structlog
-from aiohttp import web
 
 from gateway.config import ListenConfig
 from gateway.exchange import Answer, ClientGone, Inbound, error_answer
-from gateway.httpserver import WebClient, check_json, json_answer, read_body
+from gateway.httpserver import check_json, json_answer
 from gateway.pipeline import CLIENT_CLOSED, Pipeline
 from gateway.router import Router
 from gateway.telemetry import PrometheusSink
+from gateway.wire.answers import WireClient
+from gateway.wire.request import ServerRequest
+from gateway.wire.server import ServerConnection
 from shared.errors import (
     ApiError,
     InternalError,
@@ -127,37 +129,34 @@ class App:
         self.draining = False
         """New requests are turned away."""
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
         """Answer one request; the server's entry point."""
-        route = route_of(request.rel_url.raw_path)
+        route = route_of(request.path)
         request_id = RequestId(f"req-{token_hex(12)}")
         own = request.headers.get("x-request-id", "")
         own = own if _PLAIN_ID.fullmatch(own) else ""
         inbound = Inbound(
             request_id=request_id,
             route=route,
-            target=request.rel_url.raw_path_qs,
+            target=request.target,
             headers=request.headers,
             body=b"",
             arrived=self._clock(),
             wall_at=time.time(),
             client_id=own,
         )
-        client = WebClient(request, [("x-request-id", own or request_id)])
+        client = WireClient(request, connection, [("x-request-id", own or request_id)])
         try:
-            return await self._answered(request, inbound, client)
+            await self._answered(request, inbound, client)
         finally:
             self._tell(inbound, client.status or CLIENT_CLOSED)
 
-    async def _answered(
-        self, request: web.BaseRequest, inbound: Inbound, client: WebClient
-    ) -> web.StreamResponse:
-        close = False
+    async def _answered(self, request: ServerRequest, inbound: Inbound, client: WireClient) -> None:
         try:
             await self._dispatch(request, inbound, client)
         except ApiError as error:
             # An early answer may leave a body unread: the connection is of no use then.
-            close = error.status in (408, 413) or self.draining
+            client.close = error.status in (408, 413) or self.draining
             await client.send(_with_hints(error_answer(error), error))
         except ClientGone as error:
             raise ConnectionResetError from error
@@ -167,16 +166,8 @@ class App:
                 client.abort()
             else:
                 await client.send(error_answer(InternalError("The gateway failed.")))
-        response = client.response
-        if response is None:
-            raise ConnectionResetError("the client left")
-        if close:
-            response.force_close()
-        return response
 
-    async def _dispatch(
-        self, request: web.BaseRequest, inbound: Inbound, client: WebClient
-    ) -> None:
+    async def _dispatch(self, request: ServerRequest, inbound: Inbound, client: WireClient) -> None:
         route, method = inbound.route, request.method
         if route not in OPEN:
             self._authenticate(request.headers)
@@ -191,7 +182,7 @@ class App:
         kind = GENERATE.get(route)
         if kind is not None:
             check_json(request.headers)
-        inbound.body = await read_body(request, self._max_body)
+        inbound.body = await request.body(self._max_body)
         self._refuse_if_draining()
         with self._counted():
             if kind is not None:
@@ -225,7 +216,7 @@ class App:
         if not sum(compare_digest(sent, key) for key in self._keys):
             raise Unauthorized("A valid API key is required.")
 
-    def _read(self, route: str, request: web.BaseRequest) -> Answer:
+    def _read(self, route: str, request: ServerRequest) -> Answer:
         if request.method not in ("GET", "HEAD"):
             raise MethodNotAllowed("This route takes GET only.")
         if route == "/health":
@@ -236,7 +227,7 @@ class App:
             models = [self._model(name) for name in self._router.models()]
             return json_answer({"object": "list", "data": models})
         if route == MODEL:
-            name = unquote(request.rel_url.raw_path.removeprefix(f"{MODELS}/"))
+            name = unquote(request.path.removeprefix(f"{MODELS}/"))
             if name not in self._router.models():
                 raise ModelNotFound("There is no such model.", param="model")
             return json_answer(self._model(name))

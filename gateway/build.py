@@ -38,6 +38,7 @@ from gateway.tracesink import TraceSink
 from gateway.upstream import Timeouts, Upstream
 from gateway.upstream_aiohttp import AiohttpUpstream
 from gateway.wire.client import WireUpstream
+from gateway.wire.server import WireServer
 from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
 
@@ -107,7 +108,7 @@ class Gateway:
         self.admin = Admin(
             config, self.router, self.prompts, self.feeds, self.registry, report, tally
         )
-        self._listeners: dict[str, tuple[HttpServer, asyncio.Server]] = {}
+        self._listeners: dict[str, tuple[HttpServer | WireServer, asyncio.Server]] = {}
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -127,13 +128,13 @@ class Gateway:
         :raises ConfigError: a port is taken.
         """
         listen = self._config.listen
-        public, admin = HttpServer(self.app.handle), HttpServer(self.admin.handle)
+        public, admin = WireServer(self.app.handle), HttpServer(self.admin.handle)
         await self._bind("listen.port", public, listen.host, listen.port)
         await self._bind("listen.admin_port", admin, listen.admin_host, listen.admin_port)
         self._watch = asyncio.create_task(self.prompts.watch(self.router), name="prompts")
         await self.feeds.start()
 
-    async def _bind(self, key: str, server: HttpServer, host: str, port: int) -> None:
+    async def _bind(self, key: str, server: HttpServer | WireServer, host: str, port: int) -> None:
         try:
             self._listeners[key] = (server, await server.listen(host, port))
         except OSError as error:

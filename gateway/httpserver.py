@@ -15,12 +15,13 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.exchange import Answer, ClientGone, Headers, error_answer
+from gateway.exchange import Answer, ClientGone, error_answer
 from shared.errors import (
     ApiError,
     BadRequest,
     InternalError,
     PayloadTooLarge,
+    RequestTimeout,
     UnsupportedMediaType,
 )
 
@@ -34,13 +35,6 @@ BACKLOG = 4096
 SERVER = "headwater"
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-class RequestTimeout(ApiError):
-    """408: the body did not come in time."""
-
-    status = 408
-    type = "invalid_request_error"
 
 
 class JsonErrorHandler(web.RequestHandler):
@@ -112,58 +106,6 @@ def whole(answer: Answer) -> web.Response:
 def json_answer(body: object, status: int = 200) -> Answer:
     """A JSON answer."""
     return Answer(status, msgspec.json.encode(body), [("Content-Type", "application/json")])
-
-
-class WebClient:
-    """``exchange.Client`` over aiohttp's server."""
-
-    def __init__(self, request: web.BaseRequest, extra: Headers) -> None:
-        """``extra`` goes into each answer's head."""
-        self._request, self._extra = request, extra
-        self.response: web.StreamResponse | None = None
-        """What the handler returns to the server."""
-        self.started = False
-        self.status = 0
-
-    async def send(self, answer: Answer) -> None:
-        """See :class:`gateway.exchange.Client`; the server writes it when the handler returns."""
-        self.status = answer.status
-        self.response = whole(Answer(answer.status, answer.body, answer.headers + self._extra))
-
-    async def start(self, status: int, headers: Headers) -> None:
-        """See :class:`gateway.exchange.Client`."""
-        response = web.StreamResponse(status=status, headers=CIMultiDict(headers + self._extra))
-        response.headers.setdefault("Server", SERVER)
-        if self._request.version >= (1, 1):
-            response.enable_chunked_encoding()
-        else:
-            response.force_close()
-        self.response, self.status, self.started = response, status, True
-        try:
-            await response.prepare(self._request)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def write(self, data: bytes) -> None:
-        """See :class:`gateway.exchange.Client`."""
-        assert self.response is not None
-        try:
-            await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def finish(self) -> None:
-        """See :class:`gateway.exchange.Client`."""
-        assert self.response is not None
-        try:
-            await self.response.write_eof()
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    def abort(self) -> None:
-        """See :class:`gateway.exchange.Client`."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
 
 
 def check_json(headers: Mapping[str, str]) -> None:

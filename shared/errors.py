@@ -117,6 +117,13 @@ class MethodNotAllowed(ApiError):
     type = "invalid_request_error"
 
 
+class RequestTimeout(ApiError):
+    """408: the request did not come in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
 class PayloadTooLarge(ApiError):
     """413: the body is over the configured limit."""
 

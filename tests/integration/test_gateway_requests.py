@@ -24,7 +24,8 @@ from rig import (
     stream,
 )
 
-from gateway import app, httpserver
+from gateway import app
+from gateway.wire import limits
 
 BAD_BODIES = [
     b'{"model":"m",x}',
@@ -337,8 +338,8 @@ async def test_metric_series_are_bounded(stub, serve, dial) -> None:
 
 
 async def test_slow_heads_and_bodies_are_closed(stub, serve, dial, monkeypatch) -> None:
-    monkeypatch.setattr(httpserver, "HEAD_S", 0.5)
-    monkeypatch.setattr(httpserver, "BODY_S", 0.5)
+    monkeypatch.setattr(limits, "HEAD_S", 0.5)
+    monkeypatch.setattr(limits, "BODY_S", 0.5)
     worker = await stub()
     worker.plays(stream(*[delta("a")] * 10, gap_s=0.2))
     served = await serve(worker)

@@ -1,0 +1,144 @@
+"""Answers on the wire: ``exchange.Client`` over a connection of our own server."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from gateway.exchange import Answer, ClientGone, Headers
+from gateway.wire.heads import encoded
+
+if TYPE_CHECKING:
+    from gateway.wire.request import ServerRequest
+    from gateway.wire.server import ServerConnection
+
+SERVER = "headwater"
+_BODYLESS = frozenset({204, 205, 304})
+
+
+class Dates:
+    """The ``Date`` header, made once a second."""
+
+    __slots__ = ("_second", "_text")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def text(self) -> str:
+        """Now."""
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._text = second, formatdate(second, usegmt=True)
+        return self._text
+
+
+_STARTS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
+
+
+def _start(status: int) -> str:
+    return _STARTS.get(status) or f"HTTP/1.1 {status} Unknown"
+
+
+def _ours(headers: Headers, date: str) -> Headers:
+    named = {name.lower() for name, _ in headers}
+    added = [("Date", date)]
+    if "server" not in named:
+        added.append(("Server", SERVER))
+    return [*headers, *added]
+
+
+def whole_head(answer: Answer, date: str, *, close: bool, old: bool = False) -> bytes:
+    """Head of a whole answer. Raises :class:`gateway.wire.heads.BadHead`."""
+    headers = _ours(answer.headers, date)
+    if answer.status not in _BODYLESS:
+        headers.append(("Content-Length", str(len(answer.body))))
+    if close or old:
+        headers.append(("Connection", "close" if close else "keep-alive"))
+    return encoded(_start(answer.status), headers)
+
+
+class WireClient:
+    """:class:`gateway.exchange.Client` over one request of a connection."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_extra",
+        "_head",
+        "_request",
+        "close",
+        "started",
+        "status",
+    )
+
+    def __init__(
+        self, request: ServerRequest, connection: ServerConnection, extra: Headers
+    ) -> None:
+        """``extra`` goes into each answer's head."""
+        self._request, self._connection, self._extra = request, connection, extra
+        self._head = b""
+        self._chunked = False
+        self.started = False
+        self.status = 0
+        self.close = False
+        """The connection ends with this answer."""
+
+    async def send(self, answer: Answer) -> None:
+        """See :class:`gateway.exchange.Client`. Does not wait for a slow reader."""
+        self.started, self.status = True, answer.status
+        closing = self._closes()
+        head = whole_head(
+            Answer(answer.status, answer.body, answer.headers + self._extra),
+            self._connection.date,
+            close=closing,
+            old=self._request.old,
+        )
+        bodyless = self._request.method == "HEAD" or answer.status in _BODYLESS
+        self._connection.send(head if bodyless else head + answer.body)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """See :class:`gateway.exchange.Client`; the head leaves with the first bytes."""
+        self.started, self.status = True, status
+        self._chunked = not self._request.old
+        if not self._chunked:
+            self.close = True
+        lines = _ours(headers + self._extra, self._connection.date)
+        if self._chunked:
+            lines.append(("Transfer-Encoding", "chunked"))
+        if self._closes():
+            lines.append(("Connection", "close"))
+        self._head = encoded(_start(status), lines)
+
+    async def write(self, data: bytes) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        connection = self._connection
+        if connection.lost:
+            raise ClientGone
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if self._head:
+            data, self._head = self._head + data, b""
+        connection.send(data)
+        await connection.drain()
+
+    async def finish(self) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        if self._connection.lost:
+            raise ClientGone
+        self._connection.send(self._head + (b"0\r\n\r\n" if self._chunked else b""))
+        self._head = b""
+
+    def abort(self) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        self._connection.abort()
+
+    def _closes(self) -> bool:
+        """Whether the connection ends with this answer; tells the server as well."""
+        request = self._request
+        # A client that has not sent its body after all may or may not send it later.
+        if self.close or (request.expects and not request.complete):
+            request.keep_alive = False
+        return not request.keep_alive

@@ -1,0 +1,22 @@
+"""How slow and how large clients of the public listener may be."""
+
+from __future__ import annotations
+
+import time
+
+HEAD_S = 30.0
+"""A request's head must be complete so long after the connection was made or the last answer was
+sent; also how long an idle connection is kept."""
+BODY_S = 20.0
+"""A body may pause so long, plus a second for each ``BODY_RATE`` bytes that have come."""
+BODY_RATE = 64 * 1024
+LINGER_S = 5.0
+"""After an early answer, how long the rest of a body is read and thrown away."""
+MAX_HEAD_BYTES = 65_536
+MAX_PIPELINED = 16
+"""Requests that may wait on one connection behind the one being answered."""
+BACKLOG = 4096
+WRITE_BYTES = 65_536
+"""What may lie unsent for a slow reader before its answer is read no further."""
+
+now = time.monotonic

@@ -1,0 +1,337 @@
+"""The public listener's server: HTTP/1.1 on httptools, one task per request, in order.
+
+    head -> task(handler) ... body -> answer -> (next request of the connection | close)
+
+- llhttp is strict: what could be framed in two ways is refused (400) and the connection closed.
+- Requests behind the one being answered wait in line, and reading pauses meanwhile.
+- A client that leaves cancels its handler.
+- After an answer before the end of a body the rest is read and thrown away for a while: closed at
+  once, the client might never see the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import httptools
+
+from gateway.exchange import error_answer
+from gateway.wire import limits
+from gateway.wire.answers import Dates, whole_head
+from gateway.wire.request import ServerRequest
+from shared.errors import BadRequest
+
+Handler = Callable[[ServerRequest, "ServerConnection"], Awaitable[None]]
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    __slots__ = (
+        "_closing",
+        "_drained",
+        "_head_bytes",
+        "_line",
+        "_linger",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_server",
+        "_task",
+        "_timer",
+        "_transport",
+        "_unsent",
+        "current",
+        "lost",
+    )
+
+    def __init__(self, server: WireServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server, self._loop = server, loop
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._line: deque[ServerRequest] = deque()
+        """Requests whose head has come, the one being answered first."""
+        self._task: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._unsent = 0
+        self._paused = False
+        self._closing = False
+        """Nothing that still comes is looked at."""
+        self.current = ServerRequest(self)
+        """Whose head or body is being read."""
+        self.lost = False
+
+    # --- the answer's side
+
+    def send(self, data: bytes) -> None:
+        """Write without waiting."""
+        if self._transport is not None and not self.lost:
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait for a slow reader; returns at once in the usual case, and if it has left."""
+        if self._drained is not None and not self.lost:
+            await self._drained
+
+    def abort(self) -> None:
+        """Cut the connection, so that nothing incomplete looks complete."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def date(self) -> str:
+        """For the ``Date`` header."""
+        return self._server.dates.text()
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """Answers the present request; None between two."""
+        return self._task
+
+    def close(self) -> None:
+        """Close after what has been written."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """End the handler and the connection."""
+        if self._task is not None:
+            self._task.cancel()
+        self.abort()
+
+    # --- one request after the other
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._task = self._loop.create_task(self._serve(self._line[0]))
+
+    async def _serve(self, request: ServerRequest) -> None:
+        try:
+            await self._server.handler(request, self)
+        except ConnectionError:
+            self.abort()
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._task = None
+            self._line.popleft()
+            self._next(request)
+
+    def _next(self, request: ServerRequest) -> None:
+        """The answer of ``request`` has been written."""
+        if self.lost:
+            return
+        if self._closing:
+            self.close()
+            return
+        if not request.complete and not request.broken:
+            request.drop_body()
+            self._linger = self._loop.call_later(limits.LINGER_S, self.close)
+        else:
+            self._go_on(request)
+        self._unpause()
+
+    def _go_on(self, request: ServerRequest) -> None:
+        """Request and answer are through."""
+        if not request.keep_alive or self._server.closing:
+            self.close()
+        elif self._line:
+            self._begin()
+        else:
+            self._await_head()
+
+    def _await_head(self) -> None:
+        self._timer = self._loop.call_later(limits.HEAD_S, self._silent)
+
+    def _silent(self) -> None:
+        """No head came in time; a client that is still taking in its last answer gets more."""
+        assert self._transport is not None
+        unsent = self._transport.get_write_buffer_size()
+        if unsent and unsent != self._unsent:
+            self._unsent = unsent
+            self._await_head()
+        else:
+            self.abort()
+
+    def _unpause(self) -> None:
+        if self._paused and len(self._line) <= 1 and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _refuse(self) -> None:
+        """What came is no HTTP, or too much of it. Never quotes what the client sent."""
+        self._closing = True
+        current = self.current
+        if self._task is not None:
+            current.broken = True
+            current.wake()
+            if current is not self._line[0]:
+                return  # an answer to an earlier request is on its way; then the end
+            self._closing = False  # its handler says what is wrong
+            current.keep_alive = False
+            return
+        answer = error_answer(BadRequest("The request is not valid HTTP."))
+        self.send(whole_head(answer, self.date, close=True) + answer.body)
+        self.close()
+
+    # --- the event loop's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._transport.set_write_buffer_limits(high=limits.WRITE_BYTES)
+        self._server.connections.add(self)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        if self._closing:
+            return
+        self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.current.keep_alive = False  # no other protocol is spoken here
+        except httptools.HttpParserError:
+            self._refuse()
+            return
+        current = self.current
+        if not current.method and self._head_bytes > limits.MAX_HEAD_BYTES:
+            self._refuse()
+            return
+        current.wake()
+        if len(self._line) > 1 and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    def eof_received(self) -> None:
+        """Half-closed is closed: only so is a client that left noticed before we write to it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.lost = True
+        self._server.connections.discard(self)
+        for timer in (self._timer, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self.resume_writing()
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- the parser's side
+
+    def on_message_begin(self) -> None:
+        """A new request."""
+        self.current = ServerRequest(self)
+
+    def on_url(self, url: bytes) -> None:
+        """May come in pieces."""
+        self.current.target += url.decode("utf-8", "surrogateescape")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are dropped."""
+        current = self.current
+        if not current.method:
+            current.headers.add(
+                name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape")
+            )
+
+    def on_headers_complete(self) -> None:
+        """The head is there: it is enough to begin."""
+        current = self.current
+        read_head(current, self._parser)
+        if len(self._line) >= limits.MAX_PIPELINED:
+            self._closing = True
+            return
+        self._line.append(current)
+        if self._task is None:
+            self._begin()
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body, without its framing."""
+        self.current.take(data)
+
+    def on_message_complete(self) -> None:
+        """The request has been received to its end."""
+        self._head_bytes = 0
+        self.current.complete = True
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+            self._go_on(self.current)
+
+
+def read_head(request: ServerRequest, parser: httptools.HttpRequestParser) -> None:
+    """Fill in what follows from the head. Raises ``HttpParserError`` for what is ambiguous."""
+    headers = request.headers
+    request.old = parser.get_http_version() == "1.0"
+    hosts = headers.getall("Host", ())
+    if len(hosts) != 1 and not (request.old and not hosts):
+        raise httptools.HttpParserError("a request names one host")
+    request.method = parser.get_method().decode("ascii")
+    request.keep_alive = parser.should_keep_alive()
+    target = request.target
+    if not target.startswith("/"):  # the absolute form, as proxies send it
+        rest = target.partition("://")[2]
+        target = "/" + rest.partition("/")[2] if rest else target
+        request.target = target
+    request.path = target.partition("?")[0].partition("#")[0]
+    length = headers.get("Content-Length")
+    request.length = int(length) if length is not None else None
+    request.expects = headers.get("Expect", "").lower() == "100-continue"
+
+
+class WireServer:
+    """Makes connections; knows the open ones."""
+
+    def __init__(self, handler: Handler) -> None:
+        """Needs a running event loop."""
+        self.handler = handler
+        self.connections: set[ServerConnection] = set()
+        self.closing = False
+        self.dates = Dates()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self) -> ServerConnection:
+        """Called for each new connection."""
+        return ServerConnection(self, self._loop)
+
+    async def listen(self, host: str, port: int) -> asyncio.Server:
+        """Bind; raises ``OSError``. Port 0 takes a free one."""
+        return await self._loop.create_server(self, host, port, backlog=limits.BACKLOG)
+
+    async def shutdown(self, grace_s: float) -> None:
+        """Close idle connections; those at work are cut after ``grace_s``."""
+        self.closing = True
+        running: list[asyncio.Task[None]] = []
+        for connection in list(self.connections):
+            if connection.task is None:
+                connection.close()
+            else:
+                running.append(connection.task)
+        if running:
+            await asyncio.wait(running, timeout=grace_s)
+        for connection in list(self.connections):
+            connection.cancel()
+        await asyncio.sleep(0)  # transports tell their protocols in the next turn
