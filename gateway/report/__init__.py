@@ -1,5 +1,7 @@
 """The hit-rate report: what of the prompts could be reused, was, and where the rest went."""
 
+from gateway.report.csvform import to_csv
+from gateway.report.html import to_html
 from gateway.report.jsonform import to_json
 from gateway.report.load import EmptyLedger, LedgerError
 from gateway.report.model import Report
@@ -15,6 +17,8 @@ __all__ = [
     "parse_since",
     "read_ledger",
     "summarise",
+    "to_csv",
+    "to_html",
     "to_json",
     "to_text",
 ]

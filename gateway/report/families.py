@@ -44,7 +44,8 @@ def families(query: Query, limit: int) -> list[Family]:
     """Those with most prompt tokens; the first of them with their trees."""
     rows = query.rows(f"""
         SELECT family, count(*), sum(t_prompt) AS prompt, sum(t_delivered),
-               count(DISTINCT worker), {query.quantile}({_SEEN}, 0.5) FILTER ({_SEEN} > 0)
+               count(DISTINCT nullif(worker, '')),
+               {query.quantile}({_SEEN}, 0.5) FILTER ({_SEEN} > 0)
         FROM finals WHERE family <> '' GROUP BY family
         ORDER BY prompt DESC, family LIMIT {limit}
     """)
@@ -97,7 +98,7 @@ def _level(query: Query, nodes: Sequence[Node], number: int) -> list[tuple[Node,
     reach = FIRST << number
     rows = query.rows(f"""
         SELECT family, left(path, {size}) AS node, count(*), sum(t_prompt), sum(t_delivered),
-               approx_count_distinct(nullif(substr(path, {size + 1}, {_MARK}), '')),
+               count(DISTINCT nullif(substr(path, {size + 1}, {_MARK}), '')),
                {query.quantile}({_SEEN}, 0.5)
                    FILTER ({_SEEN} >= {reach} AND {_SEEN} < {2 * reach}
                            AND {_SEEN} < t_prompt - t_tail)
@@ -114,7 +115,7 @@ def _level(query: Query, nodes: Sequence[Node], number: int) -> list[tuple[Node,
                 requests=requests,
                 prompt=int(prompt),
                 delivered=int(delivered),
-                ways=ways,
+                ways=min(ways, requests),
                 diverges_at=at,
                 parent=(family, node[:-_MARK]) if number else None,
             ),

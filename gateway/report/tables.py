@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 
 from rich import box
@@ -120,6 +121,14 @@ def amount(count: int) -> str:
     return f"{count / 10**power:,.1f} {letter}"
 
 
+def round_number(count: int) -> str:
+    """A number of tokens with three figures: 912, 22.3 k, 5.58 M."""
+    for power, letter in (*reversed(_LARGE), (3, "k")):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {letter}"
+    return f"{count:,}"
+
+
 def percent(value: Number) -> str:
     """A share of 1 in per cent."""
     return "-" if value is None else f"{100 * value:.1f} %"
@@ -132,6 +141,11 @@ def seconds(value: Number) -> str:
     if value < 1:
         return f"{1000 * value:.3g} ms" if value < 0.1 else f"{1000 * value:.0f} ms"
     return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+
+
+def moment(at: Number) -> str:
+    """A time in UTC."""
+    return "?" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def ratio(value: Number) -> str:

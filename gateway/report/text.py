@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
-from gateway.report.model import Number, Report, Section
-from gateway.report.tables import WIDTH, Page, amount, counted, per_hundred, percent, ratio, seconds
+from gateway.report.model import Report, Section
+from gateway.report.tables import (
+    WIDTH,
+    Page,
+    amount,
+    counted,
+    moment,
+    per_hundred,
+    percent,
+    ratio,
+    seconds,
+)
 
 LOSSES = {
     "tail": "can never match: the last, partial block and the last token",
@@ -54,16 +63,12 @@ def to_text(report: Report, *, width: int = WIDTH, colour: bool = False) -> str:
     return page.text()
 
 
-def _moment(at: Number) -> str:
-    return "?" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
-
-
 def _story(page: Page, report: Report) -> None:
     totals = report.totals
     prompt = totals["prompt"]
     page.line(
         f"{counted(totals['requests'], 'request')} with {counted(prompt, 'prompt token')},"
-        f" {_moment(report.first_at)} to {_moment(report.last_at)} UTC",
+        f" {moment(report.first_at)} to {moment(report.last_at)} UTC",
         "bold",
     )
     if not prompt:
@@ -211,7 +216,7 @@ def _families(page: Page, report: Report) -> None:
     )
 
 
-def _largest_loss(section: Section) -> str:
+def largest_loss(section: Section) -> str:
     """The term that took most of the tokens that could have been delivered, by name."""
     name = max((name for name in LOSSES if name != "tail"), key=lambda name: section.totals[name])
     tokens = section.totals[name]
@@ -230,7 +235,7 @@ def _groups(page: Page, report: Report) -> None:
         names = [group.key[name] or "(none)" for name in report.by]
         counts = (f"{group.totals['requests']:,}", amount(prompt))
         hits = [per_hundred(group.totals[name], prompt) for name in RATES]
-        middle = (*hits, _largest_loss(group)) if wide else hits[-1:]
+        middle = (*hits, largest_loss(group)) if wide else hits[-1:]
         rows.append((*names, *counts, *middle, seconds(group.ttft_s["all"].p50)))
     page.table((*report.by, "requests", "prompt", *columns, "ttft p50"), rows, names=len(report.by))
     _more(page, len(report.groups) - MOST_GROUPS, "groups")
@@ -241,7 +246,8 @@ def _more(page: Page, hidden: int, what: str) -> None:
         page.line(f"... and {hidden:,} more {what}: --format json has them all.")
 
 
-def _warnings(page: Page, report: Report) -> None:
+def notes_of(report: Report) -> list[str]:
+    """What a reader should know of the records themselves."""
     notes = []
     if report.skipped_lines:
         where = f"{report.skipped[0].file}:{report.skipped[0].line}" if report.skipped else "?"
@@ -259,6 +265,11 @@ def _warnings(page: Page, report: Report) -> None:
             f"For {untold} the engine did not tell what it"
             " reused: vLLM needs --enable-prompt-tokens-details, SGLang --enable-cache-report."
         )
+    return notes
+
+
+def _warnings(page: Page, report: Report) -> None:
+    notes = notes_of(report)
     if notes:
         page.heading("Note")
         for note in notes:

@@ -157,7 +157,7 @@ def test_the_ledger_is_found_in_the_environment(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--format", "csv"], "--format: 'csv': is none of text, json"),
+        (["--format", "xml"], "--format: 'xml': is none of text, json"),
         (["--by", "model,colour"], "--by: 'colour': is none of model, tenant, worker"),
         (["--since", "soon"], "--since: 'soon': is no duration"),
         (["/no/such/place"], "ledger: '/no/such/place': no such file or folder"),
