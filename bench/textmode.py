@@ -18,6 +18,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -223,7 +224,7 @@ class Run:
 
     def __call__(self) -> Result:
         for number, one in enumerate(self._work):
-            self._at(one.at, lambda now, n=number: self._arrive(n, 0, now))
+            self._at(one.at, partial(self._arrive, number, 0))
         while self._heap:
             now, _, happen = heapq.heappop(self._heap)
             happen(now)
@@ -267,7 +268,7 @@ class Run:
                 )
             talk.history.append(("assistant", answer))
             if turn + 1 < len(talk.turns):
-                self._at(then + step.think_s, lambda soon: self._arrive(number, turn + 1, soon))
+                self._at(then + step.think_s, partial(self._arrive, number, turn + 1))
 
         self._at(first + step.output * DECODE_S, end)
 

@@ -10,7 +10,8 @@ How the split is chosen:
 - ``delivered`` is what the engine said. If it said nothing, all that was captured is
   ``unreported``. If it delivered less, that is ``token_mismatch`` where it also counted another
   prompt length than we did, else ``stale_index``; if it delivered more, that is ``gained``.
-- Without a tokenizer the prompt's length is the engine's, and what it delivered is ``gained``.
+- Without a tokenizer the prompt's length is the engine's, and the overlap, which is known in pieces
+  of text, is given in the engine's tokens too (:mod:`gateway.lease`).
 """
 
 from __future__ import annotations

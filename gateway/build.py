@@ -35,6 +35,7 @@ from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
 from gateway.tracesink import TraceSink
+from gateway.trust import TrustChange, mistrust
 from gateway.upstream import Timeouts, Upstream
 from gateway.upstream_aiohttp import AiohttpUpstream
 from gateway.wire.client import WireUpstream
@@ -64,7 +65,12 @@ class Gateway:
         rng = Random()
         index = PrefixTable(config.routing.index_max_blocks, rng)
         self.router = Router(
-            index, all_policies(config.routing), config.routing, rng, time.monotonic
+            index,
+            all_policies(config.routing),
+            config.routing,
+            rng,
+            time.monotonic,
+            on_trust=self._trust_changed,
         )
         self._ledger = _open_ledger(config)
         self._trace = _open_trace(config)
@@ -152,6 +158,7 @@ class Gateway:
         if stats.redis_configured and not stats.redis_up:
             notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
         notes += [f"discovery.{one.source}: {one.fault}" for one in self.feeds.lists() if one.fault]
+        notes.extend(mistrust(self.router.workers(time.monotonic())))
         for model in self.router.models():
             profile = self.router.profile(model)
             if profile is None or profile.adapter:
@@ -160,6 +167,10 @@ class Gateway:
             if missing is not None:
                 notes.append(f"{model}: {missing}")
         return Readiness(ready, reasons, notes)
+
+    def _trust_changed(self, change: TrustChange) -> None:
+        log = self._log.info if change.raised else self._log.warning
+        log("worker_trust", worker=change.worker, trust=str(change.after), reason=change.reason)
 
     async def until_ready(self) -> None:
         """Wait for a worker that can take requests, and a moment for its tokenizer."""

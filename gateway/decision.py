@@ -121,6 +121,11 @@ class WorkerStatus:
     """Whether it makes the same tokens of a prompt as the gateway."""
     parity_reason: str = ""
     """Why that is different or not proved; empty if it is equal."""
+    prediction_error: float | None = None
+    """Share of the prompt tokens, predicted or delivered, that were predicted wrongly of late; None
+    = too little was compared."""
+    learned_tokens: int = 0
+    """What its cache holds, as was learned from its answers; 0 where its events tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

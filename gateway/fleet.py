@@ -86,7 +86,7 @@ class Fleet:
             # The epoch of a foreign engine is ours, made at each meeting: it tells no restart.
             ours = info.engine == "headwater"
             if member is None or (ours and member.info.epoch != info.epoch):
-                member = Member(info, Trust.LEARNED, "no cache events yet")
+                member = Member(info)
             self._members[info.id] = member
             member.healthy, member.down_reason = True, ""
             member.drains.clear()

@@ -1,31 +1,35 @@
 """What is known of the workers' caches: index, promises, what was learned, and how far to trust it.
 
-Trust per worker: *exact* while its own events flow without a gap; else *learned* from what was
-routed there; *blind* if nothing can be known (no prefix cache, or it never reports what it reused).
-Of a blind worker no match is believed.
+Trust per worker is kept in :mod:`gateway.trust`. While a worker's events flow but are not believed
+(its predictions fail, or the prompt is known as text only), what is learned of it stands beside
+them, in the index under a name of its own: neither spoils the other, and both can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.accounting import matchable_tokens
 from gateway.decision import Overlap
+from gateway.expectation import Delivered, Expectation, text_tokens
 from gateway.ghosts import GhostMemory
 from gateway.index.base import Applied, PrefixIndex
 from gateway.learn import Learner, Served
 from gateway.learned import Fact, Outbox
 from gateway.member import Member
-from gateway.parity import Parity, Verdict
+from gateway.parity import Parity
 from gateway.promises import Promise, Promises
 from gateway.routing.base import Candidate, Query, Trust, WorkerState
 from gateway.routing.branches import Branches, Popularity
+from gateway.trust import NO_FEED, Compared, TrustBook, TrustChange
 from shared.blocks import GRANULE, usable_tokens
 from shared.events import EventBatch
 from shared.types import WorkerId
 
 _WORKER = "worker"
+_SLACK_SHARE = 8
+"""Blocks of text: a token is not always four bytes, so an eighth of a prompt is within reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,17 @@ class Held:
 
 
 class Knowledge:
-    """Owns promises, ghosts and learner; drives the index."""
+    """Owns promises, ghosts, learner and trust; drives the index."""
 
-    def __init__(self, index: PrefixIndex, ghost_keys: int) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        ghost_keys: int,
+        on_trust: Callable[[TrustChange], None] = lambda change: None,
+    ) -> None:
         self._index = index
+        self._on_trust = on_trust
+        self._trust = TrustBook(self._trust_changed)
         self._promises = Promises()
         self._ghosts = GhostMemory(ghost_keys)
         self._branches = Branches(max(1, ghost_keys // 16))
@@ -90,9 +101,10 @@ class Knowledge:
             self._learner.join(
                 member.id, member.info.epoch, member.stride, member.kv_tokens_total()
             )
-            feed = "no cache events yet" if member.info.event_feed else "no event feed"
-            member.trust, member.trust_reason = Trust.LEARNED, feed
+            self._leave_aside(member.id)
             member.parity = Parity()
+            feed = "no cache events yet" if member.info.event_feed else NO_FEED
+            self._trust.join(member.id, cacheless=not member.info.prefix_cache, reason=feed)
         self._index.join(member.id, member.info.epoch, member.stride)
 
     def forget(self, worker: WorkerId) -> None:
@@ -100,27 +112,58 @@ class Knowledge:
         self._promises.forget(worker)
         self._learner.forget(worker)
         self._index.forget(worker)
+        self._leave_aside(worker)
+        self._trust.forget(worker)
 
     def resize(self, member: Member) -> None:
         """A worker may have told its capacity."""
-        self._learner.resize(member.id, member.kv_tokens_total())
+        for place in (member.id, _aside(member.id)):
+            self._learner.resize(place, member.kv_tokens_total())
 
-    def trust(self, member: Member) -> tuple[Trust, str]:
-        """How far the index is believed for a worker, and why. Pure."""
-        if not member.info.prefix_cache:
-            return Trust.BLIND, "no prefix cache"
-        if member.trust is Trust.LEARNED and self._learner.mute(member.id):
-            return Trust.BLIND, "it never reports cached_tokens"
-        if member.trust is Trust.EXACT and member.parity.verdict is Verdict.DIFFERENT:
-            # its events speak of other tokens than our keys are made of
-            return Trust.LEARNED, f"its tokens differ: {member.parity.reason}"
-        return member.trust, member.trust_reason
+    @property
+    def trust(self) -> TrustBook:
+        """How far the index is believed for each worker, and why."""
+        return self._trust
 
-    def set_trust(self, member: Member, trust: Trust, reason: str) -> None:
-        """Somebody who follows the worker's feed says so."""
-        if trust is Trust.EXACT and member.trust is not Trust.EXACT:
-            self._learner.reset(member.id)
-        member.trust, member.trust_reason = trust, reason
+    def capacity_tokens(self, member: Member) -> int:
+        """What its cache holds as far as was learned; 0: nothing was. Pure."""
+        place = self._place(member.id, text=False)
+        return 0 if place is None else self._learner.capacity_tokens(place)
+
+    def feed_says(self, worker: WorkerId, trust: Trust, reason: str) -> None:
+        """Whoever follows the worker's feed says how far it can be believed."""
+        if trust is Trust.EXACT and self._trust.feed_state(worker) is not Trust.EXACT:
+            self._learner.reset(worker)
+        self._trust.told(worker, trust, reason)
+
+    def flush(self, member: Member, now: float) -> None:
+        """Forget all that is known of a worker's contents. If it has a feed, that must be asked
+        for everything again."""
+        self._promises.forget(member.id)
+        self._leave_aside(member.id)
+        self._learner.forget(member.id)
+        self._index.forget(member.id)
+        self._learner.join(member.id, member.info.epoch, member.stride, member.kv_tokens_total())
+        self._index.join(member.id, member.info.epoch, member.stride)
+
+    def _trust_changed(self, change: TrustChange) -> None:
+        if change.after is Trust.EXACT:
+            self._leave_aside(change.worker)
+        self._on_trust(change)
+
+    def _leave_aside(self, worker: WorkerId) -> None:
+        aside = _aside(worker)
+        if self._learner.knows(aside):
+            self._learner.forget(aside)
+            self._index.forget(aside)
+
+    def _place(self, worker: WorkerId, *, text: bool) -> WorkerId | None:
+        """Where in the index what a worker holds is learned; None: its events tell."""
+        if self._trust.feed_state(worker) is not Trust.EXACT:
+            return worker
+        if not text and self._trust.of(worker)[0] is Trust.EXACT:
+            return None
+        return _aside(worker)
 
     def apply(self, batch: EventBatch, member: Member | None) -> Applied:
         """Cache events. A gap lowers trust at once; only who follows the feed can raise it, since
@@ -128,29 +171,38 @@ class Knowledge:
         applied = self._index.apply(batch)
         if member is None or batch.source != _WORKER or batch.epoch != member.info.epoch:
             return applied
-        if not applied.ok and member.trust is Trust.EXACT:
-            self.set_trust(member, Trust.LEARNED, "gap in its events")
+        if not applied.ok and self._trust.feed_state(member.id) is Trust.EXACT:
+            self._trust.told(member.id, Trust.LEARNED, "gap in its events")
         return applied
 
     # ---------------------------------------------------------------- prompts
 
     def look_up(
-        self, query: Query, serving: Sequence[Member], exclude: Collection[WorkerId]
+        self,
+        query: Query,
+        serving: Sequence[Member],
+        exclude: Collection[WorkerId],
+        now: float,
     ) -> Held:
         """Usable tokens everywhere. Promises on ``exclude`` are the request's own: not counted."""
         keys = query.keys
-        total = query.prompt_tokens or (len(keys) * GRANULE + 1 if keys else 0)
+        total = query.prompt_tokens or (text_tokens(query) if keys else 0)
+        text = not query.prompt_tokens
         matches = self._index.match(keys) if keys else {}
-        trust = {member.id: self.trust(member)[0] for member in serving}
+        self._promises.expire(now)
+        trust: dict[WorkerId, Trust] = {}
         usable: dict[WorkerId, int] = {}
         promised: dict[WorkerId, int] = {}
         host: dict[WorkerId, int] = {}
         for member in serving:
             worker = member.id
             usable[worker] = 0
-            if not keys or trust[worker] is Trust.BLIND:
+            state = self._trust.of(worker)[0]
+            # Events never speak of text.
+            trust[worker] = Trust.LEARNED if text and state is Trust.EXACT else state
+            if not keys or state is Trust.BLIND:
                 continue
-            match = matches.get(worker)
+            match = matches.get(self._place(worker, text=text) or worker)
             granules = 0 if match is None else match.tokens // GRANULE
             usable[worker] = _usable(member, granules, total)
             if match is not None and match.host_tokens:
@@ -185,30 +237,98 @@ class Knowledge:
         """It was not."""
         self._promises.break_off(promise)
 
-    def served(self, member: Member, request: Served, at: float) -> None:
-        """A prompt was computed and answered."""
-        self._ghosts.remember(request.keys)
-        if self.trust(member)[0] is Trust.EXACT or not request.keys:
+    def expect(self, query: Query, candidate: Candidate, member: Member) -> Expectation:
+        """What is predicted, to be compared with what will be delivered. Pure."""
+        text = not query.prompt_tokens
+        place = self._place(member.id, text=text)
+        most = candidate.matched_tokens
+        # What is only promised proves nothing: the request may overlap its leader.
+        least = most - candidate.promised_tokens
+        state, other = self._trust.of(member.id)[0], None
+        if state is Trust.BLIND and place is not None:
+            other = self._match_at(place, query, member)
+        elif place == _aside(member.id) and not text:
+            other = self._match_at(member.id, query, member)
+        clock = None if place is None else self._learner.clock(place)
+        return Expectation(place, least, most, other, clock)
+
+    def _match_at(self, place: WorkerId, query: Query, member: Member) -> int:
+        match = self._index.match(query.keys).get(place)
+        granules = 0 if match is None else match.tokens // GRANULE
+        return _usable(member, granules, query.prompt_tokens or text_tokens(query))
+
+    def served(
+        self,
+        member: Member,
+        query: Query,
+        expected: Expectation,
+        delivered: Delivered,
+        *,
+        judge: bool,
+        now: float,
+        at: float,
+    ) -> None:
+        """A prompt was computed and answered.
+
+        :param judge: what was delivered can be held against what was predicted.
+        """
+        self._ghosts.remember(query.keys)
+        if not query.keys or not member.info.prefix_cache:
             return
-        if not member.info.event_feed:
-            self.outbox.put(Fact.of(member.id, request))
-        self._learn(member, request, at)
+        cached, slack = delivered.cached_tokens, 0
+        if delivered.text:
+            slack = max(2 * GRANULE, delivered.prompt_tokens // _SLACK_SHARE)
+        likely = max(expected.least, expected.other or 0)
+        if judge:
+            self._trust.answered(member.id, cached=cached, expected=likely)
+            member.reports_cached = self._trust.reports(member.id)
+        if judge and cached is not None and self._comparable(expected, delivered):
+            block = max(member.info.block_size, member.stride * GRANULE, slack)
+            seen = Compared(expected.least, expected.most, expected.other, cached, block)
+            self._trust.compare(member.id, seen, now)
+        if expected.place is not None:
+            request = Served(
+                keys=query.keys,
+                prompt_tokens=delivered.prompt_tokens,
+                output_tokens=delivered.output_tokens,
+                expected_tokens=likely,
+                cached_tokens=cached,
+                clock=expected.clock if judge else None,
+                slack_tokens=slack,
+            )
+            if not member.info.event_feed:
+                self.outbox.put(Fact.of(member.id, request))
+            self._learn(member, expected.place, request, at)
 
     def told(self, member: Member, fact: Fact) -> None:
         """Another gateway saw this worker answer, or restart."""
         if member.info.event_feed:
             return
         if not fact.emptied:
-            request = fact.served()
+            request = fact.served(self._learner.clock(member.id))
             self._ghosts.remember(request.keys)
-            self._learn(member, request, 0.0)
+            self._learn(member, member.id, request, 0.0)
         elif (batch := self._learner.cleared(member.id)) is not None:
             self._index.apply(batch)
 
-    def _learn(self, member: Member, request: Served, at: float) -> None:
-        batch = self._learner.served(member.id, request, at)
+    @staticmethod
+    def _comparable(expected: Expectation, delivered: Delivered) -> bool:
+        """Text on a worker whose events flow says nothing about these."""
+        return not delivered.text or expected.other is None
+
+    def _learn(self, member: Member, place: WorkerId, request: Served, at: float) -> None:
+        if place != member.id and not self._learner.knows(place):
+            epoch, stride = member.info.epoch, member.stride
+            self._learner.join(place, epoch, stride, member.kv_tokens_total())
+            self._index.join(place, epoch, stride)
+        batch = self._learner.served(place, request, at)
         if batch is not None:
             self._index.apply(batch)
+
+
+def _aside(worker: WorkerId) -> WorkerId:
+    """Under this name stands what was learned of a worker while its events are not believed."""
+    return WorkerId(f"{worker}\0learned")
 
 
 def _usable(member: Member, granules: int, prompt_tokens: int) -> int:

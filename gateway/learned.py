@@ -32,6 +32,9 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = 0
     expected_tokens: int = 0
     cached_tokens: int | None = None
+    judged: bool = False
+    """What was delivered can be held against what was expected."""
+    slack_tokens: int = 0
 
     @classmethod
     def of(cls, worker: WorkerId, served: Served) -> Self:
@@ -43,6 +46,8 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
             served.output_tokens,
             served.expected_tokens,
             served.cached_tokens,
+            served.clock is not None,
+            served.slack_tokens,
         )
 
     @property
@@ -50,14 +55,16 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
         """The worker has begun anew."""
         return not self.keys
 
-    def served(self) -> Served:
-        """As the learner takes it."""
+    def served(self, clock: int | None = None) -> Served:
+        """As the learner takes it; ``clock``: of the own learner."""
         return Served(
             [BlockKey(key) for key in unpack_keys(self.keys)],
             self.prompt_tokens,
             self.output_tokens,
             self.expected_tokens,
             self.cached_tokens,
+            clock if self.judged else None,
+            self.slack_tokens,
         )
 
 

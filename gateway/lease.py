@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.accounting import account
-from gateway.decision import AttemptEnd, Route
+from gateway.decision import AttemptEnd, Overlap, Route
+from gateway.expectation import Expectation, text_tokens
 from gateway.member import Booking, Member
 from gateway.promises import Promise
 from gateway.reasons import REJECTED, why
 from gateway.records import Outcome, RequestRecord, Shadow, TokenFlow, Why
 from gateway.routing.base import Query
 from shared.errors import ApiError
+from shared.openai import Usage
 from shared.types import WorkerId
 
 _FAMILY_GRANULES = 4
@@ -52,6 +54,7 @@ class Attempt:
     member: Member
     booking: Booking
     promise: Promise
+    expectation: Expectation
     first_token: float | None = None
 
 
@@ -108,16 +111,20 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
     """The fact that an attempt leaves. Pure."""
     route, usage = attempt.route, end.usage
     query = route.query
+    cached = None if usage is None else usage.cached
+    if usage is not None and cached is None and attempt.member.reports_cached:
+        cached = 0  # some engines leave it out where it is 0
     flow = TokenFlow()
     # What a worker refused was not prefilled, so it has no tokens, as if it had been rejected here.
     if end.final and end.outcome is not Outcome.CLIENT_ERROR:
+        overlap, captured = _in_engine_tokens(route, usage)
         flow = account(
-            route.overlap,
+            overlap,
             prompt_tokens=query.prompt_tokens,
-            captured_tokens=route.matched_tokens,
+            captured_tokens=captured,
             policy=route.policy,
             usage_prompt=None if usage is None else usage.prompt,
-            usage_cached=None if usage is None else usage.cached,
+            usage_cached=cached,
         )
     decided_s = route.decided - query.arrived
     first = attempt.first_token
@@ -143,7 +150,7 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
         total_s=now - query.arrived,
         itl_s=end.itl_s,
         predicted_ttft_s=decided_s + route.predicted_ttft_s,
-        reported=usage is not None and usage.cached is not None,
+        reported=cached is not None,
         prompt_tokens=query.prompt_tokens,
         matched_tokens=route.matched_tokens,
         client_id=end.client_id,
@@ -156,6 +163,21 @@ def _since_arrival(shadow: Shadow | None, decided_s: float) -> Shadow | None:
     if shadow is None:
         return None
     return Shadow(matched_tokens=shadow.matched_tokens, ttft_s=decided_s + shadow.ttft_s)
+
+
+def _in_engine_tokens(route: Route, usage: Usage | None) -> tuple[Overlap, int]:
+    """Overlap and captured tokens; those of a prompt known as text become the engine's."""
+    query, overlap, captured = route.query, route.overlap, route.matched_tokens
+    if query.prompt_tokens or not query.keys or usage is None or usage.prompt <= 0:
+        return overlap, captured
+    scale = usage.prompt / text_tokens(query)
+    scaled = replace(
+        overlap,
+        seen_tokens=round(overlap.seen_tokens * scale),
+        available_tokens=round(overlap.available_tokens * scale),
+        draining_tokens=round(overlap.draining_tokens * scale),
+    )
+    return scaled, round(captured * scale)
 
 
 def rejection_record(

@@ -59,8 +59,6 @@ class Member:
 
     info: WorkerInfo
     """Replaced by :meth:`adopt` only."""
-    trust: Trust
-    trust_reason: str
     healthy: bool = True
     down_reason: str = ""
     drains: dict[str, str] = field(default_factory=dict)
@@ -68,6 +66,8 @@ class Member:
     parity: Parity = field(default_factory=Parity)
     """Whether it makes the same tokens of a prompt as the gateway."""
     breaker: Breaker = field(default_factory=Breaker)
+    reports_cached: bool = False
+    """It has told ``cached_tokens`` once: where it leaves them out they are 0."""
     tpot_s: float = 0.0
     version: int = 0
     """Grows with each change of the work on it."""
@@ -276,6 +276,8 @@ def describe(
     index_blocks: int,
     index_host_blocks: int,
     prefill_s_per_token: float,
+    prediction_error: float | None,
+    learned_tokens: int,
 ) -> WorkerStatus:
     """A member as operators see it. Pure."""
     booked, load = member.booked(now), member.last_load() or WorkerLoad()
@@ -303,4 +305,6 @@ def describe(
         adapters=tuple(member.adapters),
         parity=member.parity.verdict,
         parity_reason=member.parity.reason,
+        prediction_error=prediction_error,
+        learned_tokens=learned_tokens,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gateway.decision import AttemptEnd
+from gateway.expectation import Delivered
 from gateway.fleet import Fleet
 from gateway.knowledge import Knowledge
-from gateway.learn import Served
 from gateway.lease import Attempt, Lease
 from gateway.records import Outcome
 from gateway.routing.rates import PrefillSample, RateBook
@@ -61,7 +61,6 @@ class Outcomes:
 
     def _learn(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, query, usage = attempt.member, attempt.route.query, end.usage
-        known = usage is not None and usage.cached is not None
         output = usage.completion if usage is not None else end.output_tokens
         if end.outcome is Outcome.OK:
             self._fleet.observe_output(member.pool, output)
@@ -71,17 +70,18 @@ class Outcomes:
             # It left, or is another incarnation by now: what this one holds is of no use.
             return
         self._sample(attempt, end, now)
-        candidate = attempt.route.chosen.candidate
-        # What was only promised proves nothing: the request may have overlapped its leader.
-        indexed = candidate.matched_tokens - candidate.promised_tokens
-        served = Served(
-            keys=query.keys,
-            prompt_tokens=query.prompt_tokens,
-            output_tokens=output,
-            expected_tokens=indexed if end.outcome is Outcome.OK else 0,
-            cached_tokens=usage.cached if usage is not None and known else None,
+        reports = member.reports_cached
+        delivered = Delivered.of(query, usage, output, reports=reports)
+        self._knowledge.served(
+            member,
+            query,
+            attempt.expectation,
+            delivered,
+            # After a failed attempt elsewhere, or without its end, an answer proves nothing.
+            judge=end.outcome is Outcome.OK and attempt.number == 1,
+            now=now,
+            at=end.wall_at,
         )
-        self._knowledge.served(member, served, end.wall_at)
 
     def _sample(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         """A rate sample, where the time of the first token is known."""

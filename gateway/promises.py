@@ -36,7 +36,7 @@ class Promises:
 
     def make(self, worker: WorkerId, keys: Sequence[BlockKey], indexed: int, now: float) -> Promise:
         """Promise ``keys[indexed:]``; ``indexed`` granules are in the worker's index already."""
-        self._expire(now)
+        self.expire(now)
         promise = Promise(worker, keys[indexed:])
         if promise.keys:
             self._counts.setdefault(worker, Counter()).update(promise.keys)
@@ -45,7 +45,7 @@ class Promises:
 
     def keep(self, promise: Promise, now: float) -> None:
         """The attempt ended well: its keys count for a little longer."""
-        self._expire(now)
+        self.expire(now)
         if promise.keys:
             self._lingering.append((now + self._linger_s, promise))
 
@@ -94,6 +94,7 @@ class Promises:
                 high = middle
         return low
 
-    def _expire(self, now: float) -> None:
+    def expire(self, now: float) -> None:
+        """Let go of kept promises whose time is over."""
         while self._lingering and self._lingering[0][0] <= now:
             self.break_off(self._lingering.popleft()[1])

@@ -30,11 +30,12 @@ from gateway.learned import Fact
 from gateway.lease import Attempt, Lease, rejection_record
 from gateway.member import Booking, Member, describe
 from gateway.outcomes import Outcomes
-from gateway.parity import Parity
+from gateway.parity import Parity, Verdict
 from gateway.records import RequestRecord, Shadow
 from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
 from gateway.routing.cost import CostModel
 from gateway.routing.rates import RateBook
+from gateway.trust import TrustChange
 from shared.errors import ApiError, ModelNotFound, NoCapacity
 from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
@@ -68,6 +69,7 @@ class Router:
         rng: Random,
         timer: Callable[[], float] = lambda: 0.0,
         cost: CostModel | None = None,
+        on_trust: Callable[[TrustChange], None] = lambda change: None,
     ) -> None:
         self._index = index
         self._timer = timer
@@ -78,7 +80,7 @@ class Router:
         self._cost = cost or CostModel()
         self._rates = RateBook(config.prefill_s_per_token, self._cost)
         self._fleet = Fleet(self._rates, config.host_s_per_token)
-        self._knowledge = Knowledge(index, config.ghost_blocks)
+        self._knowledge = Knowledge(index, config.ghost_blocks, on_trust)
         self._outcomes = Outcomes(self._fleet, self._rates, self._knowledge)
 
     # ---------------------------------------------------------------- facts that come in
@@ -120,14 +122,19 @@ class Router:
         return member is not None
 
     def set_trust(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
-        """How far the index is believed for this worker, and why.
+        """How far its feed allows to believe the index for this worker, and why.
 
-        The next batch of its events that fits raises ``learned`` to ``exact`` again; ``blind``
-        stays until it is lifted here.
+        A gap in its events lowers that at once; only a further call raises it. What else lowers
+        trust stays in force (:mod:`gateway.trust`).
         """
-        member = self._fleet.get(worker)
-        if member is not None:
-            self._knowledge.set_trust(member, trust, reason)
+        self._knowledge.feed_says(worker, trust, reason)
+
+    def limit_trust(self, worker: WorkerId, cause: str, limit: Trust | None, reason: str) -> None:
+        """Believe a worker at most so far, whatever its feed says; None lifts the limit.
+
+        :param cause: who says so; each cause has one limit.
+        """
+        self._knowledge.trust.limit(worker, cause, limit, reason)
 
     def note_parity(self, worker: WorkerId, parity: Parity, now: float) -> None:
         """Whether a worker makes the same tokens of a prompt. Unknown workers are fine.
@@ -137,6 +144,8 @@ class Router:
         member = self._fleet.get(worker)
         if member is not None:
             member.parity = parity
+            limit = Trust.LEARNED if parity.verdict is Verdict.DIFFERENT else None
+            self.limit_trust(worker, "tokens", limit, f"its tokens differ: {parity.reason}")
 
     def apply_load(self, worker: WorkerId, load: WorkerLoad, now: float) -> None:
         """What the worker says about its load. Unknown workers are fine."""
@@ -270,7 +279,7 @@ class Router:
         if not members:
             return self._reject(query, bool(pool), bool(serving))
         begun = self._timer()
-        held = self._knowledge.look_up(query, serving, exclude)
+        held = self._knowledge.look_up(query, serving, exclude, now)
         lookup_s = self._timer() - begun
         output = self._expected_output(query, members[0].pool)
         candidates = [
@@ -329,10 +338,18 @@ class Router:
             probe=member.breaker.begin(now),
         )
         self._fleet.book(member, booking)
+        expectation = self._knowledge.expect(query, candidate, member)
         promise = self._knowledge.promise(query, candidate, now)
         if attempt == 1:
             self._knowledge.asked(query, route.overlap)
-        return Attempt(route=route, number=attempt, member=member, booking=booking, promise=promise)
+        return Attempt(
+            route=route,
+            number=attempt,
+            member=member,
+            booking=booking,
+            promise=promise,
+            expectation=expectation,
+        )
 
     def _expected_output(self, query: Query, pool: str) -> int:
         usual = int(self._fleet.mean_output(pool))
@@ -342,8 +359,10 @@ class Router:
         return describe(
             member,
             now,
-            trust=self._knowledge.trust(member),
+            trust=self._knowledge.trust.of(member.id),
             index_blocks=self._index.blocks(member.id),
             index_host_blocks=self._index.blocks(member.id, Tier.HOST),
             prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
+            prediction_error=self._knowledge.trust.error_share(member.id),
+            learned_tokens=self._knowledge.capacity_tokens(member),
         )

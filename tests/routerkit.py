@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from gateway.records import Outcome, RequestRecord
 from gateway.router import Router
 from gateway.routing.base import Query, Trust
 from gateway.routing.catalogue import make_policies
+from gateway.trust import TrustChange
 from shared.events import CacheEvent, EventBatch, Snapshot, removed, stored
 from shared.load import WorkerInfo
 from shared.openai import Usage
@@ -23,12 +25,19 @@ class Rig:
     """A router over ``workers`` workers with blocks of 16 tokens and an event feed."""
 
     def __init__(
-        self, workers: int = 4, *, seed: int = 1, events: bool = True, **config: Any
+        self,
+        workers: int = 4,
+        *,
+        seed: int = 1,
+        events: bool = True,
+        on_trust: Callable[[TrustChange], None] = lambda change: None,
+        **config: Any,
     ) -> None:
         self.rng = Random(seed)
         self.config = RoutingConfig(**config)
         self.index = PrefixTable(self.config.index_max_blocks, Random(seed))
-        self.router = Router(self.index, make_policies(self.config), self.config, Random(seed))
+        policies = make_policies(self.config)
+        self.router = Router(self.index, policies, self.config, Random(seed), on_trust=on_trust)
         self.now = 100.0
         self.count = 0
         self.seqs: dict[str, int] = {}

@@ -27,7 +27,6 @@ from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Followed, Replica, starts_anew
 from gateway.index.stats import FeedStats
-from gateway.routing.base import Trust
 from shared.types import WorkerId
 
 OURS = "headwater"
@@ -60,7 +59,7 @@ class Roads:
         self._clock, self._rng = clock, rng
         self._headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
         self._feeds = TaskSet(stats)
-        self._told: dict[WorkerId, Trust] = {}
+        self._told: set[WorkerId] = set()
         self._hole_since: dict[WorkerId, float] = {}
         self._redis_since: dict[WorkerId, float] = {}
         self.checkpoints: CheckpointLoader | None = None
@@ -109,8 +108,8 @@ class Roads:
 
     def _forget_strangers(self) -> None:
         known = {followed.info.id for followed in self._replica}
-        for worker in self._told.keys() - known:
-            del self._told[worker]
+        for worker in self._told - known:
+            self._told.discard(worker)
             self._hole_since.pop(worker, None)
             self._redis_since.pop(worker, None)
             if self.checkpoints is not None:
@@ -121,9 +120,7 @@ class Roads:
         trust, reason = self._replica.trust(followed, now)
         # Each time: the router lowers a worker by itself when one of its batches does not fit.
         self._router.set_trust(info.id, trust, reason, now)
-        before, self._told[info.id] = self._told.get(info.id), trust
-        if before is not trust:
-            self._log.info("worker_trust", worker=info.id, trust=str(trust), reason=reason)
+        self._told.add(info.id)
 
     def _wants_own_feed(self, followed: Followed, now: float) -> bool:
         worker = followed.info.id

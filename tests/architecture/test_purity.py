@@ -13,10 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE = """
     gateway/accounting.py
     gateway/breaker.py
+    gateway/capacity.py
     gateway/config.py
     gateway/discovery/slices.py
     gateway/decision.py
     gateway/feeds/claims.py
+    gateway/expectation.py
     gateway/feeds/members.py
     gateway/feeds/outsiders.py
     gateway/fleet.py
@@ -38,6 +40,7 @@ PURE = """
     gateway/parityforms.py
     gateway/promises.py
     gateway/reasons.py
+    gateway/recency.py
     gateway/records.py
     gateway/router.py
     gateway/sim/bounds.py
@@ -50,6 +53,7 @@ PURE = """
     gateway/sim/trace.py
     gateway/sim/worker.py
     gateway/tally.py
+    gateway/trust.py
     shared/blocks.py
     shared/checks.py
     shared/deadline.py

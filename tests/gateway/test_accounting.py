@@ -136,14 +136,43 @@ def test_stale_mismatch_unreported_and_gained() -> None:
     assert flow_of(stale) == base | {"delivered": 96, "stale_index": 64}
     mismatch = rig.begin(keys).finish(ok(170, 0), rig.now)
     assert flow_of(mismatch) == base | {"token_mismatch": 160}
-    silent = rig.begin(keys).finish(ok(161, None), rig.now)
-    assert flow_of(silent) == base | {"unreported": 160}
-    assert not silent.reported
+    left_out = rig.begin(keys).finish(ok(161, None), rig.now)
+    assert flow_of(left_out) == base | {"stale_index": 160}, "absent is 0 once it has reported"
+    assert left_out.reported
     aborted = rig.begin(keys).finish(failed(499, Outcome.CLIENT_GONE), rig.now)
     assert flow_of(aborted) == base | {"unreported": 160}
     other = rig.prompt(3)
     gained = rig.begin(other).finish(ok(49, 48), rig.now)
     assert flow_of(gained) == {"prompt": 49, "tail": 1, "cold": 48, "delivered": 48, "gained": 48}
+
+
+def test_absent_is_not_zero_before_the_engine_has_reported_something() -> None:
+    rig = Rig(workers=1)
+    keys = rig.prompt(10)
+    rig.warm("w1", keys)
+    for usage in (None, 0, None):
+        silent = rig.begin(keys).finish(ok(161, usage), rig.now)
+        lost = "stale_index" if usage == 0 else "unreported"
+        assert flow_of(silent) == {
+            "prompt": 161,
+            "tail": 1,
+            "available": 160,
+            "captured": 160,
+            lost: 160,
+        }
+        assert silent.reported is (usage == 0)
+
+
+def test_a_prompt_known_as_text_is_counted_in_the_engines_tokens() -> None:
+    rig = Rig(workers=1, events=False)
+    keys = rig.prompt(10)
+    for cached in (0, 200):
+        decision = rig.router.decide(rig.query(keys, tokens=0), rig.now)
+        lease = rig.router.begin(decision, rig.now, attempt=1)
+        record = lease.finish(ok(252, cached), rig.now)
+    # 168 bytes' worth of four are 252 tokens here: 160 of them matched.
+    assert record.flow.captured == 240
+    assert record.flow.stale_index == 40
 
 
 def test_without_a_tokenizer_the_engines_count_is_taken() -> None:

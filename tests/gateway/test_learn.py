@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from routerkit import Rig, ok
 
 from gateway.ghosts import GhostMemory
 from gateway.index.table import PrefixTable
 from gateway.learn import DEFAULT_CAPACITY_TOKENS, Learner, Served
 from gateway.promises import Promises
+from gateway.recency import Recency
 from gateway.routing.base import Trust
 from shared.events import Snapshot, stored
 from shared.types import BlockKey, Epoch, WorkerId
@@ -30,8 +35,11 @@ class World:
         self.table.join(W, Epoch(1), stride)
         self.learner.join(W, Epoch(1), stride, capacity)
 
-    def serve(self, prompt: list[BlockKey], cached: int | None, expected: int = 0) -> None:
-        served = Served(prompt, len(prompt) * 16 + 1, 0, expected, cached)
+    def serve(
+        self, prompt: list[BlockKey], cached: int | None, expected: int = 0, **fields: int | None
+    ) -> None:
+        fields = {"clock": self.learner.clock(W)} | fields
+        served = Served(prompt, len(prompt) * 16 + 1, 0, expected, cached, **fields)
         batch = self.learner.served(W, served, 0.0)
         if batch is not None:
             assert self.table.apply(batch).reason == "applied"
@@ -64,16 +72,158 @@ def test_use_keeps_a_prefix_and_leaves_go_first() -> None:
     assert 0 < world.held(tail) < 80 * 16, "its end is forgotten before its beginning"
 
 
-def test_shortfalls_shrink_the_believed_capacity_and_never_below_zero() -> None:
-    world = World()
-    assert world.learner.capacity_tokens(W) == DEFAULT_CAPACITY_TOKENS
-    prompt = keys(1, 40)
+class LruWorker:
+    """Blocks of 16 tokens, the one used longest ago goes first; ``step``: it counts in these."""
+
+    def __init__(self, blocks: int, step: int = 16, least: int = 0) -> None:
+        self.blocks, self.step, self.least = blocks, step, least
+        self.cache: dict[int, None] = {}
+
+    def ask(self, prompt: list[BlockKey]) -> int:
+        hit = next((n for n, key in enumerate(prompt) if key not in self.cache), len(prompt)) * 16
+        for key in reversed(prompt):
+            self.cache.pop(key, None)
+            self.cache[key] = None
+        while len(self.cache) > self.blocks:
+            del self.cache[next(iter(self.cache))]
+        return hit // self.step * self.step if hit >= self.least else 0
+
+
+def live(world: World, worker: LruWorker, rng: Random, rounds: int, families: int = 60) -> int:
+    """Serve prompts of some families; returns the tokens predicted wrongly in the last half."""
+    wrong = 0
+    for n in range(rounds):
+        # Few families are asked for often, many seldom.
+        family = int(families * rng.random() ** 2)
+        prompt = keys(1_000 * family, 20) + keys(10**6 + 100 * n, 4)
+        expected = world.held(prompt)
+        cached = worker.ask(prompt)
+        if n >= rounds // 2:
+            wrong += abs(expected - cached)
+        world.serve(prompt, cached, expected)
+    return wrong
+
+
+@pytest.mark.parametrize("blocks", [150, 400, 1500])
+@pytest.mark.parametrize("told", [0, 160_000])
+def test_the_capacity_is_learned_from_what_is_delivered(blocks: int, told: int) -> None:
+    world, worker = World(capacity=told), LruWorker(blocks)
+    wrong = live(world, worker, Random(blocks), 600)
+    assert wrong < 0.08 * 300 * 320
+    assert world.learner.capacity_tokens(W) < 1.4 * blocks * 16 or blocks == 1500
+
+
+def test_a_cache_that_has_grown_is_noticed() -> None:
+    world, rng = World(), Random(5)
+    small = LruWorker(150)
+    live(world, small, rng, 400)
+    before = world.learner.capacity_tokens(W)
+    small.blocks = 1200
+    live(world, small, rng, 800)
+    assert before < 4_000 < world.learner.capacity_tokens(W)
+
+
+def test_one_lost_block_is_no_small_cache() -> None:
+    world, prompt = World(), keys(1, 40)
     world.serve(prompt, 0)
-    for n in range(20):
-        for m in range(5):
-            world.serve(keys(10_000 * (n + 1) + 100 * m, 40), 0)
-        world.serve(prompt, 0, expected=640)
-    assert 0 < world.learner.capacity_tokens(W) < 10_000
+    for n in range(50):
+        world.serve(keys(10_000 + 100 * n, 40), 0)
+        world.serve(prompt, 640, expected=640)
+    world.serve(keys(50_000, 40), 0)
+    world.serve(prompt, 320, expected=640)
+    assert world.learner.capacity_tokens(W) > 100_000
+
+
+def test_what_was_used_before_a_missing_block_is_gone_too() -> None:
+    world = World()
+    old, middle, young = keys(1, 10), keys(100, 10), keys(200, 10)
+    for prompt in (old, middle, young):
+        world.serve(prompt, 0)
+    world.serve(middle, 80, expected=160)
+    assert (world.held(old), world.held(middle), world.held(young)) == (0, 160, 160)
+
+
+def test_a_restarted_engine_is_noticed_after_three_empty_answers() -> None:
+    world, prompts = World(), [keys(100 * n, 10) for n in range(1, 20)]
+    for prompt in prompts:
+        world.serve(prompt, 0)
+    believed = world.learner.capacity_tokens(W)
+    for prompt in prompts[-3:]:
+        world.serve(prompt, 0, expected=160)
+    assert [world.held(prompt) for prompt in prompts[:-1]] == [0] * 18
+    assert world.held(prompts[-1]) == 160, "that one it has computed anew"
+    assert world.learner.capacity_tokens(W) == believed, "a restart says nothing about the size"
+
+
+def test_a_sibling_under_way_is_no_evidence() -> None:
+    world, prompt = World(), keys(1, 10)
+    world.serve(prompt, 0)
+    clock = world.learner.clock(W)
+    world.serve(keys(500, 10), 0)
+    world.serve(prompt, 160, expected=160)
+    # It was sent before the one above was answered, and its blocks were used again meanwhile.
+    world.serve(prompt, 0, expected=160, clock=clock)
+    world.serve(prompt, 0, expected=160, clock=None)
+    assert world.held(keys(500, 10)) == 160
+
+
+def test_a_worker_that_counts_in_steps_loses_nothing_by_it() -> None:
+    world, worker = World(), LruWorker(10**6, step=128, least=1024)
+    long, short = keys(1, 100), keys(1000, 40)
+    for _ in range(20):
+        for prompt in (long, short):
+            world.serve(prompt, worker.ask(prompt), world.held(prompt))
+    assert (world.held(long), world.held(short)) == (1600, 640)
+    assert world.learner.capacity_tokens(W) == DEFAULT_CAPACITY_TOKENS
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("touch"), st.lists(st.integers(0, 30), unique=True, max_size=8)),
+            st.tuples(st.just("keep"), st.integers(0, 20)),
+            st.tuples(st.just("drop"), st.integers(0, 30)),
+            st.tuples(st.just("drop_before"), st.integers(0, 30)),
+        ),
+        max_size=60,
+    )
+)
+def test_recency_is_an_lru_list(steps: list[tuple[str, Any]]) -> None:
+    recency, model, use = Recency(), {}, 0
+    for what, value in steps:
+        if what == "touch":
+            use += 1
+            assert recency.touch(value, 1) == [key for key in value if key not in model]
+            for key in reversed(value):
+                model.pop(key, None)
+                model[key] = use
+            model[-use] = use
+        elif what == "drop":
+            model.pop(value, None)
+            recency.drop(value)
+        elif what == "keep":
+            gone = list(model)[: max(0, len(model) - value)]
+            assert recency.keep(value) == [key for key in gone if key >= 0]
+            model = {key: at for key, at in model.items() if key not in gone}
+        elif value in model:
+            gone = [key for key, at in model.items() if at < model[value]]
+            assert recency.drop_before(value) == [key for key in gone if key >= 0]
+            model = {key: at for key, at in model.items() if key not in gone}
+        assert len(recency) == len(model)
+        for key in range(31):
+            later = sum(at > model[key] for at in model.values()) if key in model else None
+            assert recency.distance(key) == later
+            assert recency.used(key) == model.get(key)
+
+
+def test_recency_is_exact_over_many_uses() -> None:
+    recency, rng = Recency(), Random(3)
+    for n in range(3000):
+        recency.touch([rng.randrange(50) for _ in range(1)] + [1000 + n])
+        recency.keep(200)
+    recency.touch([7])
+    assert recency.distance(7) == 0
+    assert recency.distance(3999) == 1
 
 
 def test_a_worker_told_capacity_bounds_the_belief() -> None:
@@ -90,21 +240,6 @@ def test_larger_blocks_are_learned_at_their_stride() -> None:
     world.serve(prompt, 0)
     assert world.table.blocks(W) == 2
     assert world.held(prompt) == 64
-
-
-def test_only_persistent_silence_makes_a_worker_mute() -> None:
-    world = World()
-    prompt = keys(1, 10)
-    for _ in range(31):
-        world.serve(prompt, None, expected=160)
-    assert not world.learner.mute(W)
-    world.serve(prompt, None, expected=160)
-    assert world.learner.mute(W)
-    world.serve(prompt, 160, expected=160)
-    assert not world.learner.mute(W)
-    for _ in range(100):
-        world.serve(prompt, None, expected=160)
-    assert not world.learner.mute(W), "absent means 0 for an engine that does report"
 
 
 def test_affinity_without_any_event() -> None:
@@ -199,3 +334,12 @@ def test_promises_are_counted_per_attempt() -> None:
     promises.forget(W)
     promises.break_off(two)
     assert not promises.workers()
+
+
+def test_a_kept_promise_ends_in_time_even_where_nothing_else_happens() -> None:
+    rig = Rig(workers=1)
+    keys_ = rig.prompt(10)
+    rig.serve(keys_, 0)
+    assert rig.route(keys_).matched_tokens == 160, "its events are on their way"
+    rig.now += 1.5
+    assert rig.route(keys_).matched_tokens == 0

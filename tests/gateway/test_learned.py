@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.config import RoutingConfig
+from gateway.decision import AttemptEnd
 from gateway.feeds.learnedfeed import LearnedFeed
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
@@ -15,9 +16,13 @@ from gateway.index.table import PrefixTable
 from gateway.learn import Served
 from gateway.learned import KEYS_LIMIT, OUTBOX, Fact, Outbox, Told, decode, encode
 from gateway.plugins import all_policies
+from gateway.records import Outcome
 from gateway.router import Router
+from gateway.routing.base import Query
 from shared.load import WorkerInfo
+from shared.openai import Usage
 from shared.rediskeys import RedisKeys
+from shared.types import RequestId
 
 KEYS = RedisKeys("t", shards=2)
 
@@ -77,9 +82,12 @@ class Gateway:
 
     def serve(self, *keys: int, cached: int | None = 0, worker: str = "w") -> None:
         """The worker has answered a prompt of these blocks."""
-        member = self.router._fleet.get(worker)
-        served = Served(keys, len(keys) * 16 + 3, 5, 0, cached)
-        self.router._knowledge.served(member, served, 0.0)
+        prompt = len(keys) * 16 + 3
+        query = Query(RequestId("r"), "m", prompt, 9, 0.0, keys)
+        route = self.router.decide(query, 0.0)
+        lease = self.router.begin(route, 0.0, attempt=1)
+        usage = Usage(prompt, 5, cached)
+        lease.finish(AttemptEnd(outcome=Outcome.OK, status=200, usage=usage), 0.0)
 
     def holds(self, worker: str = "w") -> int:
         return self.router._index.blocks(worker)
@@ -107,8 +115,8 @@ async def test_each_hears_what_the_other_served_once(server: Streams) -> None:
             await gateway.feed.exchange()
     assert one.holds() == two.holds() == 4
     assert one.stats.learned_from_peers == two.stats.learned_from_peers == 1
-    # Both count the same insertions, so both expire the same.
-    clocks = [g.router._knowledge._learner._workers["w"].inserted for g in (one, two)]
+    # Both count the same uses, so both expire the same.
+    clocks = [g.router._knowledge._learner.clock("w") for g in (one, two)]
     assert clocks[0] == clocks[1] > 0
 
 
@@ -169,6 +177,9 @@ async def test_what_is_no_fact_is_counted_and_skipped(server: Streams) -> None:
 
 def test_facts_are_bounded_and_survive_the_way() -> None:
     fact = Fact.of("w", Served(list(range(KEYS_LIMIT + 5)), 70_000, 1, 16, None))
+    judged = Fact.of("w", Served([1], 17, 1, 16, 0, clock=3, slack_tokens=32))
+    assert judged.served(8) == Served([1], 17, 1, 16, 0, clock=8, slack_tokens=32)
+    assert fact.served(8).clock is None
     assert decode(encode(Told("g", 3, fact))) == Told("g", 3, fact)
     assert len(fact.served().keys) == KEYS_LIMIT
     assert fact.served().cached_tokens is None

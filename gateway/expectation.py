@@ -1,0 +1,57 @@
+"""What was predicted of a prompt, and what the worker said it had: values that can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.routing.base import Query
+from shared.blocks import GRANULE
+from shared.openai import Usage
+from shared.types import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What was predicted of a prompt on the worker it was sent to. In tokens of its keys."""
+
+    place: WorkerId | None
+    """Where in the index what it leaves is learned; None: the worker's events tell."""
+    least: int
+    """Usable from the index."""
+    most: int
+    """With what siblings under way may add."""
+    other: int | None
+    """What the predictor that is not believed now would have said."""
+    clock: int | None
+    """Of the learner, then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What an answer's usage said, in tokens of the prompt's keys."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    """None: it said nothing of the cache."""
+    text: bool
+    """A key is a piece of text, so a difference of a few tokens is none."""
+
+    @classmethod
+    def of(cls, query: Query, usage: Usage | None, output: int, *, reports: bool) -> Delivered:
+        """:param reports: the worker is known to report, so that an absent figure means 0."""
+        cached = None if usage is None else usage.cached
+        if usage is not None and cached is None and reports:
+            cached = 0
+        if query.prompt_tokens or usage is None or usage.prompt <= 0:
+            return cls(query.prompt_tokens, output, cached, text=not query.prompt_tokens)
+        prompt = text_tokens(query)
+        scale = prompt / usage.prompt
+        known = None if cached is None else round(cached * scale)
+        return cls(prompt, round(output * scale), known, text=True)
+
+
+def text_tokens(query: Query) -> int:
+    """Length of a prompt that is known as text only, in tokens of its keys; half of the last piece
+    is there on average."""
+    return len(query.keys) * GRANULE + GRANULE // 2
