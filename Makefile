@@ -71,9 +71,10 @@ MINUTES ?= 30
 storm: $(STAMP) ## random load with faults, invariants checked after every step (MINUTES=30)
 	$(BIN)/python -P bench/storm.py --minutes $(MINUTES) $(ARGS)
 
-docs: $(STAMP) ## regenerate docs/configuration.md and the schema in docs/ledger.md from the code
+docs: $(STAMP) ## regenerate docs/configuration.md, docs/doctor.md and the schema in docs/ledger.md from the code
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig
 	$(BIN)/python -P -m gateway.ledgerdoc docs/ledger.md
+	$(BIN)/python -P -m gateway.doctor.page docs/doctor.md
 
 clean: ## remove what the other verbs made here
 	rm -rf $(VENV) tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info

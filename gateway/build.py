@@ -137,6 +137,10 @@ class Gateway:
         public, admin = WireServer(self.app.handle), HttpServer(self.admin.handle)
         await self._bind("listen.port", public, listen.host, listen.port)
         await self._bind("listen.admin_port", admin, listen.admin_host, listen.admin_port)
+        await self.observe()
+
+    async def observe(self) -> None:
+        """Begin to look for workers, without listening."""
         self._watch = asyncio.create_task(self.prompts.watch(self.router), name="prompts")
         await self.feeds.start()
 

@@ -117,6 +117,10 @@ class WorkerStatus:
     """None = it never told its load."""
     adapters: tuple[str, ...] = ()
     """Names of its LoRA adapters."""
+    tokenizer: str = ""
+    """Fingerprint of its tokenizer and chat template; empty = not known."""
+    event_feed: bool = False
+    """It publishes cache events."""
     parity: Verdict = Verdict.UNPROVEN
     """Whether it makes the same tokens of a prompt as the gateway."""
     parity_reason: str = ""
@@ -126,6 +130,8 @@ class WorkerStatus:
     = too little was compared."""
     learned_tokens: int = 0
     """What its cache holds, as was learned from its answers; 0 where its events tell."""
+    parity_fix: str = ""
+    """What can be done about a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

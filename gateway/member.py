@@ -303,8 +303,11 @@ def describe(
         waiting=load.waiting,
         load_age_s=member.load_age_s(now),
         adapters=tuple(member.adapters),
+        tokenizer=member.info.tokenizer,
+        event_feed=member.info.event_feed,
         parity=member.parity.verdict,
         parity_reason=member.parity.reason,
         prediction_error=prediction_error,
         learned_tokens=learned_tokens,
+        parity_fix=member.parity.fix,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+NOT_PROVED = "not proved yet"
 SHOWN = 12
 """Token ids that a reason quotes at most."""
 
@@ -30,7 +31,7 @@ class Parity:
     """The state of the proof for one worker incarnation."""
 
     verdict: Verdict = Verdict.UNPROVEN
-    reason: str = "not proved yet"
+    reason: str = NOT_PROVED
     """Empty if equal."""
     fix: str = ""
     """What an operator can do about it; empty if nothing is wrong."""

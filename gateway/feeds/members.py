@@ -23,6 +23,7 @@ from shared.rediskeys import LEASE_MS
 from shared.types import Epoch, WorkerId
 
 LEASE_S = LEASE_MS / 1000.0
+NOT_PROBED = "not probed yet"
 LATE_PROBES = 2
 """So many probes in a row without an answer in time take a worker out."""
 START_STEP_S = 1.0
@@ -56,7 +57,7 @@ class Member:
     """None: not probed yet."""
     refused: bool = False
     """Nobody listened at the last probe."""
-    reason: str = "not probed yet"
+    reason: str = NOT_PROBED
     draining: bool = False
     """It said so itself."""
     listed_drain: str = ""

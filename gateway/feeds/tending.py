@@ -17,7 +17,7 @@ from gateway.feeds.answers import Probe
 from gateway.feeds.base import BY_LIST, BY_WORKER, FedRouter
 from gateway.feeds.claims import Claims
 from gateway.feeds.health import Prober
-from gateway.feeds.members import Adoption, Member, Members
+from gateway.feeds.members import NOT_PROBED, Adoption, Member, Members
 from gateway.feeds.tasks import TaskSet
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
@@ -255,7 +255,7 @@ class Tender:
         if adoption in (Adoption.JOINED, Adoption.RESTARTED):
             # Who answers is not yet ready: that is the next question.
             member.healthy = None
-            self._router.set_health(info.id, False, now, "not probed yet")
+            self._router.set_health(info.id, False, now, NOT_PROBED)
             self._log.info(f"worker_{adoption}", worker=info.id, url=member.url)
             self.on_new(info.id)
             self._recall_registration(info.id)

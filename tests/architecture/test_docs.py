@@ -25,7 +25,15 @@ def test_the_configuration_reference_is_up_to_date(tmp_path: Path) -> None:
     assert made.read_text() == (ROOT / "docs" / "configuration.md").read_text(), "run `make docs`"
 
 
-@pytest.mark.parametrize("command", ["up", "gateway", "worker", "report", "explain", "simulate"])
+def test_the_page_about_the_doctor_is_up_to_date() -> None:
+    from gateway.doctor.page import page
+
+    assert page() == (ROOT / "docs" / "doctor.md").read_text(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    "command", ["up", "gateway", "worker", "report", "explain", "doctor", "simulate"]
+)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     headwater = str(Path(sys.executable).parent / "headwater")
     root = subprocess.run([headwater, "--help"], capture_output=True, text=True, check=True)

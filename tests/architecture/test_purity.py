@@ -17,6 +17,8 @@ PURE = """
     gateway/config.py
     gateway/discovery/slices.py
     gateway/decision.py
+    gateway/doctor/checks.py
+    gateway/doctor/workerdoctor.py
     gateway/feeds/claims.py
     gateway/expectation.py
     gateway/feeds/members.py
