@@ -308,6 +308,9 @@ async def test_what_is_wrong_with_engines_is_named(tmp_path: Path) -> None:
     assert at(dead, "worker.reachable").status is Status.FAILED
     assert "cached_tokens" in at(silent.url, "worker.reports").detail
     assert at(silent.url, "worker.clock").status is Status.WARNING
+    assert at(silent.url, "worker.tokens").status is Status.OK
+    assert "another template" in at(other.url, "worker.tokens").detail
+    assert "--chat-template" in at(other.url, "worker.tokens").fix
     assert at(other.url, "worker.reports").status is Status.OK
     assert at(other.url, "worker.clock").status is Status.OK
 
