@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import structlog
 
+from gateway.accesslog import AccessLine, AccessLog
 from gateway.config import ListenConfig
 from gateway.exchange import Answer, ClientGone, Inbound, error_answer
 from gateway.httpserver import check_json, json_answer
@@ -112,6 +113,7 @@ class App:
         router: Router,
         metrics: PrometheusSink,
         readiness: Callable[[], Readiness],
+        access: AccessLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipeline, self._router, self._metrics = pipeline, router, metrics
@@ -119,8 +121,8 @@ class App:
         self._keys = tuple(key.encode() for key in config.api_keys)
         self._max_body = int(config.max_body_mib * 2**20)
         self._created = int(time.time())
-        # Bound once: putting a logger together costs as much as writing the line.
-        self._log = structlog.get_logger("headwater.access").bind()
+        self._access = access
+        self._log = structlog.get_logger("headwater.app")
         self.busy = 0
         """Requests being served now."""
         self.idle = asyncio.Event()
@@ -260,26 +262,20 @@ class App:
         if inbound.route in OPEN:
             return
         record = inbound.record
-        fields: dict[str, object] = {}
-        if record is not None:
-            fields = {
-                "worker": record.worker,
-                "outcome": record.outcome.value,
-                "attempts": record.attempt,
-                "prompt_tokens": record.flow.prompt,
-                "cached_tokens": record.flow.delivered,
-                "output_tokens": record.output_tokens,
-                "ttft_s": _ms(record.ttft_s),
-            }
-        self._log.info(
-            "request",
+        line = AccessLine(
             id=inbound.request_id,
             route=inbound.route,
             model=inbound.model[:128],
             status=status,
-            total_s=_ms(self._clock() - inbound.arrived),
-            **fields,
+            total_s=round(self._clock() - inbound.arrived, 6),
         )
+        if record is not None:
+            line.worker, line.outcome = record.worker, record.outcome.value
+            line.attempts = record.attempt
+            line.prompt_tokens, line.cached_tokens = record.flow.prompt, record.flow.delivered
+            line.output_tokens = record.output_tokens
+            line.ttft_s = None if record.ttft_s is None else round(record.ttft_s, 6)
+        self._access.tell(line)
 
 
 def _with_hints(answer: Answer, error: ApiError) -> Answer:
@@ -288,7 +284,3 @@ def _with_hints(answer: Answer, error: ApiError) -> Answer:
     elif isinstance(error, MethodNotAllowed):
         answer.headers.append(("Allow", "POST" if "POST" in error.message else "GET, HEAD"))
     return answer
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from random import Random
 from secrets import token_hex
@@ -16,6 +17,7 @@ from secrets import token_hex
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
+from gateway.accesslog import open_access_log
 from gateway.admin import Admin, Report, check_token
 from gateway.app import App, Readiness
 from gateway.config import GatewayConfig, LedgerConfig
@@ -109,7 +111,10 @@ class Gateway:
                 suspect=self.feeds.suspect,
             )
         )
-        self.app = App(config.listen, self.pipeline, self.router, metrics, self.readiness)
+        self._access = open_access_log(config.log, sys.stderr)
+        self.app = App(
+            config.listen, self.pipeline, self.router, metrics, self.readiness, self._access
+        )
         report = _report(config.ledger, self._ledger) if self._ledger is not None else None
         self.admin = Admin(
             config, self.router, self.prompts, self.feeds, self.registry, report, tally
@@ -213,6 +218,7 @@ class Gateway:
         await self.feeds.stop()
         await self.prompts.close()
         await self.upstream.close()
+        self._access.close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
         if self._trace is not None:

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.counts import Counts, Distribution
 from gateway.decision import WorkerStatus
 from gateway.index.stats import FeedStats
 from gateway.parity import Verdict
@@ -65,13 +66,15 @@ class PrometheusSink:
         """``known`` tells whether a model may be a label."""
         self._known = known
         self._workers: set[str] = set()
-        self._series: dict[tuple[Counter | Histogram, tuple[str, ...]], Counter | Histogram] = {}
+        self._models: set[str] = set()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"headwater_{name}", text, labels, registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Counts:
+            return Counts(registry, f"headwater_{name}", text, *labels)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"headwater_{name}", text, labels, buckets=buckets, registry=registry)
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...], *labels: str
+        ) -> Distribution:
+            return Distribution(registry, f"headwater_{name}", text, buckets, *labels)
 
         self._requests = counter("requests", "Answered requests.", "route", "model", "code")
         self._attempts = counter("attempts", "Attempts on workers.", "worker", "outcome")
@@ -95,39 +98,39 @@ class PrometheusSink:
 
     def request(self, route: str, model: str, status: int) -> None:
         """One request was answered."""
-        self._count(self._requests, route, self._label(model), str(status))
+        self._requests.add((route, self._label(model), str(status)))
 
     def record(self, record: RequestRecord) -> None:
         """See :class:`RecordSink`."""
         if record.attempt:
-            self._count(self._attempts, self._worker(record.worker), record.outcome.value)
+            self._attempts.add((self._worker(record.worker), record.outcome.value))
         if not record.final or record.outcome is Outcome.REJECTED:
             return
         model = self._label(record.model)
         flow = record.flow
-        self._observe(self._total, record.total_s, model)
+        self._total.observe(record.total_s, (model,))
         if record.ttft_s is not None:
-            self._observe(self._ttft, record.ttft_s, model, hit_depth(flow))
+            self._ttft.observe(record.ttft_s, (model, hit_depth(flow)))
         if record.itl_s is not None:
-            self._observe(self._itl, record.itl_s, model)
+            self._itl.observe(record.itl_s, (model,))
         if flow.prompt:
             self._count_tokens(model, flow)
             if record.reported:
                 self._error.observe(abs(flow.captured - flow.delivered))
 
     def _count_tokens(self, model: str, flow: TokenFlow) -> None:
-        self._count(self._prompt, model, "cached", by=flow.delivered)
-        self._count(self._prompt, model, "computed", by=max(0, flow.prompt - flow.delivered))
+        self._prompt.add((model, "cached"), flow.delivered)
+        self._prompt.add((model, "computed"), max(0, flow.prompt - flow.delivered))
         for stage in STAGES:
             if tokens := getattr(flow, stage):
-                self._count(self._overlap, model, stage, by=tokens)
+                self._overlap.add((model, stage), tokens)
         for reason in LOSSES:
             if tokens := getattr(flow, reason):
-                self._count(self._loss, model, reason, by=tokens)
+                self._loss.add((model, reason), tokens)
 
     def decision(self, stage: str, seconds: float) -> None:
         """Time one stage of a decision took: parse, tokenize, hash, lookup or rank."""
-        self._observe(self._decision, seconds, stage)
+        self._decision.observe(seconds, (stage,))
 
     def overhead(self, seconds: float) -> None:
         """Arrival until the worker was called."""
@@ -135,38 +138,29 @@ class PrometheusSink:
 
     def retry(self, reason: str) -> None:
         """One more attempt is made."""
-        self._count(self._retries, reason)
+        self._retries.add((reason,))
 
     def shed(self, reason: str) -> None:
         """A request reached no worker."""
-        self._count(self._shed, reason)
+        self._shed.add((reason,))
 
     def _worker(self, worker: str) -> str:
         """Workers come and go under new names: those beyond a number share one series."""
-        if len(self._workers) < MAX_WORKERS:
-            self._workers.add(worker)
-        return worker if worker in self._workers else OTHER
+        if worker in self._workers:
+            return worker
+        if len(self._workers) >= MAX_WORKERS:
+            return OTHER
+        self._workers.add(worker)
+        return worker
 
     def _label(self, model: str) -> str:
-        return model if model and self._known(model) else UNKNOWN
-
-    # ``labels()`` costs more than the counting itself, so each series is looked up here first.
-
-    def _count(self, counter: Counter, *labels: str, by: float = 1) -> None:
-        key = (counter, labels)
-        child = self._series.get(key)
-        if child is None:
-            child = self._series[key] = counter.labels(*labels)
-        assert isinstance(child, Counter)
-        child.inc(by)
-
-    def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
-        key = (histogram, labels)
-        child = self._series.get(key)
-        if child is None:
-            child = self._series[key] = histogram.labels(*labels)
-        assert isinstance(child, Histogram)
-        child.observe(value)
+        """A model that was served once keeps its series."""
+        if model in self._models:
+            return model
+        if not model or not self._known(model):
+            return UNKNOWN
+        self._models.add(model)
+        return model
 
 
 class FleetCollector(Collector):

@@ -35,7 +35,7 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     """Send all log lines to ``stream`` (stderr) as ``config`` says. May be called again."""
     target = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[config.level.upper()]
-    text = config.format == "text" or (config.format == "auto" and target.isatty())
+    text = is_text(config, target)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -61,6 +61,11 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     logging.captureWarnings(True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def is_text(config: LogConfig, stream: TextIO) -> bool:
+    """Lines for people, not JSON."""
+    return config.format == "text" or (config.format == "auto" and stream.isatty())
 
 
 class _Lossy:

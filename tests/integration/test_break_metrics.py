@@ -37,6 +37,7 @@ LABELS = {
     "queue_depth": "priority",
     "worker_state": "worker state",
     "worker_trust": "worker state",
+    "worker_parity": "worker state",
     "prediction_error_tokens": "",
     "index_blocks": "worker",
     "index_host_blocks": "worker",

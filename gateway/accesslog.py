@@ -1,0 +1,135 @@
+"""The access log: one line per request, never what was asked or answered.
+
+Lines of JSON are put together here and written some at a time: through the general logger one line
+costs as much as reading a request. On a terminal they go through that, like all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Protocol, TextIO
+
+import msgspec
+import structlog
+
+from shared.logs import is_text
+from shared.settings import LogConfig
+
+FLUSH_S = 0.05
+"""Longest time that a line lies here."""
+_MAX_LINES = 512
+
+
+class AccessLine(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is told of a request. Times are seconds."""
+
+    id: str
+    route: str
+    model: str
+    status: int
+    total_s: float
+    worker: str | None = None
+    outcome: str | None = None
+    attempts: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    ttft_s: float | None = None
+
+
+class _JsonLine(msgspec.Struct):
+    """An access line with what the general logger adds to its own."""
+
+    timestamp: str
+    level: str
+    event: str
+
+
+class AccessLog(Protocol):
+    """Where access lines go."""
+
+    def tell(self, line: AccessLine) -> None:
+        """Write a line, soon."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+class LoggedLines:
+    """Through the general logger."""
+
+    def __init__(self) -> None:
+        # Bound once: putting a logger together costs as much as writing the line.
+        self._log = structlog.get_logger("headwater.access").bind()
+
+    def tell(self, line: AccessLine) -> None:
+        """See :class:`AccessLog`."""
+        fields = {
+            name: value
+            for name in line.__struct_fields__
+            if (value := getattr(line, name)) is not None
+        }
+        self._log.info("request", **fields)
+
+    def close(self) -> None:
+        """See :class:`AccessLog`."""
+
+
+class JsonLines:
+    """Lines of JSON, written together."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Needs a running event loop."""
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._encode = msgspec.json.Encoder().encode
+        self._lines: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, line: AccessLine) -> None:
+        """See :class:`AccessLog`."""
+        head = self._encode(_JsonLine(_now(), "info", "request"))
+        self._lines.append(head[:-1] + b"," + self._encode(line)[1:])
+        if len(self._lines) >= _MAX_LINES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    def close(self) -> None:
+        """See :class:`AccessLog`."""
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, []
+        if lines:
+            with suppress(OSError, ValueError):  # nobody reads the log any more: work goes on
+                self._stream.write((b"\n".join(lines) + b"\n").decode())
+                self._stream.flush()
+
+
+class NoLines:
+    """The level is above that of access lines."""
+
+    def tell(self, line: AccessLine) -> None:
+        """See :class:`AccessLog`."""
+
+    def close(self) -> None:
+        """See :class:`AccessLog`."""
+
+
+def open_access_log(config: LogConfig, stream: TextIO) -> AccessLog:
+    """The access log that fits the configuration. Needs a running event loop."""
+    if config.level in ("warning", "error"):
+        return NoLines()
+    return LoggedLines() if is_text(config, stream) else JsonLines(stream)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
