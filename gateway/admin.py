@@ -14,6 +14,7 @@ from hmac import compare_digest
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+import msgspec
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -263,7 +264,7 @@ def _told(decision: Route | Reject) -> dict[str, Any]:
         "policy": decision.policy,
         "matched_tokens": decision.matched_tokens,
         "predicted_ttft_s": decision.predicted_ttft_s,
-        "overlap": asdict(decision.overlap),
+        "overlap": msgspec.structs.asdict(decision.overlap),
         "reason": _why(decision),
         "reject": None,
         "workers": workers,

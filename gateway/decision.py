@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.parity import Verdict
 from gateway.records import Outcome, Shadow
 from gateway.routing.base import Query, Scored, Trust, WorkerState
@@ -12,8 +14,7 @@ from shared.openai import Usage
 from shared.types import WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(msgspec.Struct, frozen=True):
     """How much of a prompt was known, and where, at the moment of a decision. All in tokens."""
 
     matchable_tokens: int = 0
@@ -28,8 +29,7 @@ class Overlap:
     """The part of ``available_tokens`` that no worker open to new requests holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """A decision: the candidates in the order in which they should be tried."""
 
     query: Query
@@ -134,8 +134,7 @@ class WorkerStatus:
     """What can be done about a difference."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnd:
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended, as its caller saw it."""
 
     outcome: Outcome
@@ -156,8 +155,7 @@ class AttemptEnd:
     """The client's own ``x-request-id``; empty if it sent none that is plain."""
 
 
-@dataclass(frozen=True, slots=True)
-class Booked:
+class Booked(msgspec.Struct, frozen=True):
     """Work that one gateway has booked on one worker; all values >= 0."""
 
     prefill_s: float

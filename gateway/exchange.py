@@ -6,7 +6,7 @@ Headers are lists of pairs. Hop-by-hop headers, and those named by ``Connection`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -64,13 +64,12 @@ def end_to_end(headers: Iterable[tuple[str, str]], drop: Collection[str]) -> Hea
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     status: int
     body: bytes
-    headers: Headers = field(default_factory=list)
+    headers: Headers = msgspec.field(default_factory=list)
 
 
 def error_answer(error: ApiError) -> Answer:

@@ -8,7 +8,8 @@ them, in the index under a name of its own: neither spoils the other, and both c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.accounting import matchable_tokens
 from gateway.decision import Overlap
@@ -32,8 +33,7 @@ _SLACK_SHARE = 8
 """Blocks of text: a token is not always four bytes, so an eighth of a prompt is within reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """Usable tokens of one prompt on each worker that serves its model."""
 
     prompt_tokens: int

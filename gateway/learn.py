@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
+import msgspec
+
 from gateway.capacity import ASSUMED, TOLD, CapacityEstimate
 from gateway.recency import Recency
 from shared.blocks import GRANULE
@@ -37,8 +39,7 @@ _STEP_AFTER = 8
 """Deliveries until a common step of them is believed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """One answered request. Tokens are those of the keys: 16 each, also where a key is text."""
 
     keys: Sequence[BlockKey]

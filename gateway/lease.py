@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from gateway.accounting import account
 from gateway.decision import AttemptEnd, Overlap, Route
@@ -171,7 +173,7 @@ def _in_engine_tokens(route: Route, usage: Usage | None) -> tuple[Overlap, int]:
     if query.prompt_tokens or not query.keys or usage is None or usage.prompt <= 0:
         return overlap, captured
     scale = usage.prompt / text_tokens(query)
-    scaled = replace(
+    scaled = msgspec.structs.replace(
         overlap,
         seen_tokens=round(overlap.seen_tokens * scale),
         available_tokens=round(overlap.available_tokens * scale),

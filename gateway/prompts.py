@@ -12,9 +12,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from gateway.config import RenderConfig
@@ -43,8 +43,7 @@ class TokenizerUnavailable(HeadwaterError):
     """The tokenizer cannot be had now; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """What routing needs to know of a prompt; empty while its tokenizer is being loaded."""
 
     keys: Sequence[BlockKey] = ()

@@ -7,7 +7,6 @@ are kept and are what a worker gets; an edit is a splice (``shared.jsonsplice``)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -28,8 +27,7 @@ class RouteKind(StrEnum):
     COMPLETIONS = "completions"
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """One request as far as we look into it. Compared by identity."""
 
     kind: RouteKind

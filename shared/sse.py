@@ -9,7 +9,8 @@ event is still to come.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from shared.errors import HeadwaterError
 
@@ -28,8 +29,7 @@ class SseEventTooLarge(HeadwaterError):
     """One event is beyond the size cap; the parser is of no use after that."""
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(msgspec.Struct, frozen=True):
     """One event, or a run of comments, as it stood in the stream."""
 
     data: str | None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 from typing import Protocol
+
+import msgspec
 
 from shared.load import WorkerLoad
 from shared.types import BlockKey, RequestId, WorkerId
@@ -32,8 +33,7 @@ class WorkerState(StrEnum):
     EJECTED = "ejected"
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """One request, as far as routing is concerned."""
 
     request_id: RequestId
@@ -55,8 +55,7 @@ class Query:
     """Monotonic seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True):
     """One worker at the moment of a decision."""
 
     id: WorkerId
@@ -103,8 +102,7 @@ class WorkerView:
         return self.state is WorkerState.READY
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A worker that could serve the query, and what of its prompt the worker holds."""
 
     worker: WorkerView
@@ -128,13 +126,12 @@ class Candidate:
         return self.host_tokens * min(worker.host_s_per_token, worker.prefill_s_per_token)
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """A candidate with its cost; policies that do not think in seconds still order by ``cost``."""
 
     candidate: Candidate
     cost: float
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Named terms that add up to ``cost`` (seconds for the ``cost`` policy)."""
 
 

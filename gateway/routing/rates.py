@@ -15,6 +15,8 @@ from itertools import combinations
 from math import copysign, exp, log
 from statistics import median
 
+import msgspec
+
 from gateway.routing.cost import CostModel
 from shared.types import WorkerId
 
@@ -33,8 +35,7 @@ _LEVER = 32
 """Two small samples tell a slope only if their work differs by this many tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillSample:
+class PrefillSample(msgspec.Struct, frozen=True):
     """One answered request."""
 
     uncached: int
