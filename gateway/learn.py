@@ -182,8 +182,7 @@ class Learner:
         keys: list[int] = list(request.keys[memory.stride - 1 :: memory.stride])
         events = self._judge(memory, keys, request)
         known = memory.past
-        for key in keys:
-            known.drop(key)
+        known.drop(keys)
         new = memory.held.touch(keys, request.output_tokens // memory.unit)
         gone = memory.held.keep(memory.blocks)
         if gone:

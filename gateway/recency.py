@@ -6,11 +6,13 @@ below ``n``, whatever was hit and whatever was inserted in between.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 _FIRST_SIZE = 256
+_STALE = 16
+"""Keys that a use may list beyond twice those it still has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,18 +24,24 @@ class _Use:
     place: int
     """In the tree."""
     keys: int = 0
+    order: list[int] = field(default_factory=list)
+    """Leaves before their ancestors; those that belong to a later use by now are still listed."""
 
 
 class Recency:
     """A set of keys with an order. ``touch`` is O(keys), ``distance`` is O(log uses).
 
+    Work per key is left to dictionaries as a whole; only work per use is done step by step.
+
     :param clock: of the last use before.
     """
 
     def __init__(self, clock: int = 0) -> None:
-        self._keys: OrderedDict[int, _Use] = OrderedDict()
-        """Oldest first; of one use, leaves before their ancestors."""
+        self._keys: dict[int, _Use] = {}
         self._uses: list[_Use] = []
+        """By number."""
+        self._oldest = 0
+        """No use before this place has keys."""
         self._tree = [0] * (_FIRST_SIZE + 1)
         """Fenwick tree over ``_uses``: how many keys each still has."""
         self._unnamed = 0
@@ -51,24 +59,19 @@ class Recency:
 
         :param unnamed: so many further blocks, whose keys nobody will ask for (an answer's).
         """
-        use = self._new_use()
-        known, left = self._keys, Counter[_Use]()
-        new = []
-        for key in reversed(keys):
-            before = known.get(key)
-            if before is None:
-                new.append(key)
-            else:
-                left[before] += 1
-            known[key] = use
-            known.move_to_end(key)
-        for _ in range(unnamed):
-            self._unnamed -= 1
-            known[self._unnamed] = use
-        for before, count in left.items():
-            self._count(before, -count)
-        self._count(use, len(set(keys)) + unnamed)
-        new.reverse()
+        use, known = self._new_use(), self._keys
+        distinct = dict.fromkeys(keys, use)
+        before = Counter(map(known.get, distinct))
+        new = [key for key in distinct if key not in known] if before.pop(None, 0) else []
+        known.update(distinct)
+        nameless = range(self._unnamed - unnamed, self._unnamed)
+        known.update(dict.fromkeys(nameless, use))
+        self._unnamed -= unnamed
+        use.order = [*reversed(distinct), *reversed(nameless)]
+        for earlier, count in before.items():
+            assert earlier is not None
+            self._count(earlier, -count)
+        self._count(use, len(use.order))
         return new
 
     def distance(self, key: int) -> int | None:
@@ -83,33 +86,50 @@ class Recency:
 
     def keep(self, most: int) -> list[int]:
         """Take out the oldest keys beyond ``most``; returns them, unnamed ones aside."""
-        gone = []
+        gone: list[int] = []
         while len(self._keys) > most:
-            gone.append(self._pop())
+            gone += self._take(self._first(), len(self._keys) - most)
         return [key for key in gone if key >= 0]
 
     def drop_before(self, key: int) -> list[int]:
         """Take out all that was used last before ``key`` was; returns them, unnamed ones aside."""
-        limit = self._keys[key].number
-        gone = []
-        while next(iter(self._keys.values())).number < limit:
-            gone.append(self._pop())
+        limit = self._keys[key]
+        gone: list[int] = []
+        while (use := self._first()) is not limit:
+            gone += self._take(use, use.keys)
         return [one for one in gone if one >= 0]
 
-    def drop(self, key: int) -> None:
-        """Take one key out. Unknown ones are fine."""
-        use = self._keys.pop(key, None)
-        if use is not None:
-            self._count(use, -1)
+    def drop(self, keys: Collection[int]) -> None:
+        """Take keys out. Unknown ones are fine."""
+        if self._keys.keys().isdisjoint(keys):
+            return
+        left = Counter(use for key in keys if (use := self._keys.pop(key, None)) is not None)
+        for use, count in left.items():
+            self._count(use, -count)
 
     def clear(self) -> list[int]:
         """Take all out; returns them, unnamed ones aside."""
         return self.keep(0)
 
-    def _pop(self) -> int:
-        key, use = self._keys.popitem(last=False)
-        self._count(use, -1)
-        return key
+    def _first(self) -> _Use:
+        """The oldest use that still has keys; there must be one."""
+        while not self._uses[self._oldest].keys:
+            self._oldest += 1
+        return self._uses[self._oldest]
+
+    def _take(self, use: _Use, most: int) -> list[int]:
+        """Take the first ``most`` keys of a use out."""
+        order = self._own(use, use.order)
+        gone = order[:most]
+        for key in gone:
+            del self._keys[key]
+        use.order = order[most:]
+        self._count(use, -len(gone))
+        return gone
+
+    def _own(self, use: _Use, keys: Iterable[int]) -> list[int]:
+        known = self._keys
+        return [key for key in keys if known.get(key) is use]
 
     # ---------------------------------------------------------------- the tree of counts
 
@@ -124,6 +144,7 @@ class Recency:
     def _rebuild(self) -> None:
         """Uses without keys go; the tree gets twice the room that the others need."""
         self._uses = [use for use in self._uses if use.keys]
+        self._oldest = 0
         self._tree = [0] * (max(_FIRST_SIZE, 2 * len(self._uses)) + 1)
         for place, use in enumerate(self._uses):
             use.place = place
@@ -132,6 +153,8 @@ class Recency:
     def _count(self, use: _Use, change: int) -> None:
         use.keys += change
         self._add(use.place, change)
+        if len(use.order) > 2 * use.keys + _STALE:
+            use.order = self._own(use, use.order)
 
     def _add(self, place: int, change: int) -> None:
         at = place + 1

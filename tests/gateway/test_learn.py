@@ -200,7 +200,7 @@ def test_recency_is_an_lru_list(steps: list[tuple[str, Any]]) -> None:
             model[-use] = use
         elif what == "drop":
             model.pop(value, None)
-            recency.drop(value)
+            recency.drop([value])
         elif what == "keep":
             gone = list(model)[: max(0, len(model) - value)]
             assert recency.keep(value) == [key for key in gone if key >= 0]
