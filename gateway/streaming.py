@@ -22,10 +22,32 @@ import msgspec
 from shared import laxjson, sse
 from shared.openai import GenerateRequest, RouteKind, Usage, read_usage
 
+
+class _Choice(msgspec.Struct):
+    """As much of a choice as tells whether it carries content, and whether it ends."""
+
+    index: int = 0
+    delta: dict[str, Any] | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """A usual chunk, without what asks for a closer look."""
+
+    choices: list[_Choice]
+    usage: None = None
+    error: None = None
+    object: str | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 _DONE = "[DONE]"
+_USUAL_BYTES = 65_536
+"""Longer events are looked at closely."""
 _ENVELOPE = ("id", "object", "created", "model", "system_fingerprint")
 
 
@@ -83,6 +105,8 @@ class StreamTap:
 
         Raises ``sse.SseEventTooLarge``.
         """
+        if self.started and self._take_usual(data, now):
+            return data
         for event in self._parser.feed(data):
             self._take(event, now)
         return self._release() if self.started else b""
@@ -97,6 +121,28 @@ class StreamTap:
         if self.error is None and not self.done and self.complete:
             self._finish(sse.DONE)
         return self._release() if self.started else b""
+
+    def _take_usual(self, data: bytes, now: float) -> bool:
+        """Take ``data`` if it is one event as nearly all are, to be passed on as it is.
+
+        False: nothing was taken, somebody has to look closer.
+        """
+        if self.over or self._out or self._parser.pending or len(data) > _USUAL_BYTES:
+            return False
+        if not data.startswith(b"data: {") or not data.endswith(b"}\n\n"):
+            return False
+        if data.count(b"\n") != 2 or b"\r" in data:
+            return False
+        try:
+            chunk = _decode_chunk(data[6:-2])
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        if not chunk.choices or chunk.object == "error":
+            return False
+        for choice in chunk.choices:
+            fields = choice.delta if self._chat else {"text": choice.text}
+            self._note(_speaks(fields), choice.index if choice.finish_reason else None, now)
+        return True
 
     def _release(self) -> bytes:
         data = b"".join(self._out)
@@ -147,14 +193,18 @@ class StreamTap:
 
     def _look_at(self, choice: dict[str, Any], now: float) -> None:
         content = _carries_content(choice, self._chat)
-        ended = choice.get("finish_reason") is not None
-        if ended:
-            index = choice.get("index")
-            self._finished.add(index if isinstance(index, int) else 0)
+        index = choice.get("index")
+        known = index if isinstance(index, int) else 0
+        self._note(content, None if choice.get("finish_reason") is None else known, now)
+
+    def _note(self, content: bool, ended: int | None, now: float) -> None:
+        """A choice with content, or one that ends (``ended``: its index), or neither."""
+        if ended is not None:
+            self._finished.add(ended)
         if content:
             self.content_events += 1
             self.last_at = now
-        if content or ended:
+        if content or ended is not None:
             self.started = True
             if self.first_at is None:
                 self.first_at = self.last_at = now
@@ -201,9 +251,13 @@ def _carries_content(choice: dict[str, Any], chat: bool) -> bool:
     if not chat:
         return bool(choice.get("text"))
     delta = choice.get("delta")
-    if not isinstance(delta, dict):
+    return _speaks(delta) if isinstance(delta, dict) else False
+
+
+def _speaks(fields: dict[str, Any] | None) -> bool:
+    if fields is None:
         return False
-    return any(value for name, value in delta.items() if name != "role")
+    return any(value for name, value in fields.items() if name != "role")
 
 
 def _usage_event(value: dict[str, Any]) -> bytes:

@@ -59,6 +59,11 @@ class SseParser:
         self._at_start = True
         self._too_large = False
 
+    @property
+    def pending(self) -> bool:
+        """The next bytes are no event's beginning: one is unfinished, or none has come yet."""
+        return bool(self._buffer) or self._at_start or self._too_large
+
     def feed(self, data: bytes) -> list[SseEvent]:
         """Events completed by ``data``.
 

@@ -135,3 +135,46 @@ def test_running_usage_passes_for_who_asked_for_it() -> None:
     one = event({"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": usage()})
     assert reader.feed(one + usage_event() + DONE, 1.0) == one + usage_event() + DONE
     assert reader.usage is not None
+
+
+ODD = [
+    delta("a"),
+    delta(""),
+    delta(None),
+    delta("b", reasoning_content="hm"),
+    STOP,
+    ROLE,
+    usage_event(),
+    event({"choices": []}),
+    event({"choices": None}),
+    event({"choices": [{"index": "0", "delta": {"content": "x"}}]}),
+    event({"choices": [{"delta": {"content": "x"}, "finish_reason": 3}]}),
+    event({"choices": [{"index": 1, "delta": {"content": "x"}, "finish_reason": "stop"}]}),
+    event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": usage()}),
+    event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": None}),
+    event({"choices": [{"index": 0, "delta": {"content": "x"}}], "error": "no"}),
+    event({"object": "error", "message": "no"}),
+    b'data: {"choices":[{"index":0,"delta":{"content":NaN}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"\\ud83d"}}]}\n\n',
+    b"data: {x}\n\n",
+    b'data: {"choices":[{"index":0,\ndata: "delta":{"content":"two lines"}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"cr"}}]}\r\n\r\n',
+    b": {}\n\n",
+    DONE,
+]
+
+
+@given(st.lists(st.sampled_from(ODD), max_size=12), st.sampled_from(list(RouteKind)))
+def test_whole_events_and_pieces_of_them_are_read_alike(
+    events: list[bytes], kind: RouteKind
+) -> None:
+    whole, pieces = tap(kind), tap(kind)
+    for number, raw in enumerate([delta("start"), *events]):
+        now = float(number)
+        out = whole.feed(raw, now)
+        split = pieces.feed(raw[:7], now) + pieces.feed(raw[7:], now)
+        if not raw.endswith(b"\r\n"):  # may be half of a longer line end
+            assert out == split
+    for name in ("started", "done", "error", "usage", "content_events", "malformed", "complete"):
+        assert getattr(whole, name) == getattr(pieces, name), name
+    assert whole.end(99.0) == pieces.end(99.0)
