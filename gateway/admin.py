@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import asdict
 from hmac import compare_digest
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-import msgspec
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -22,15 +22,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway import work
 from gateway.app import GENERATE
-from gateway.browsers import is_loopback, refuse_foreign_pages
+from gateway.browsers import is_loopback, refuse_foreign_pages, refuse_other_sites
 from gateway.config import GatewayConfig
-from gateway.decision import Reject, Route, WorkerStatus
+from gateway.dashboard.pages import EVENTS, PAGE, Dashboard
+from gateway.decision import WorkerStatus
 from gateway.exchange import Answer, ClientGone, Inbound, error_answer
+from gateway.explanation import told
 from gateway.feeds.sources import SourceState
 from gateway.httpserver import json_answer, json_body, read_body, whole
 from gateway.prompts import Prompts
 from gateway.router import Router
-from gateway.tally import WorkerTally
 from shared import openai
 from shared.blocks import GRANULE
 from shared.errors import (
@@ -96,21 +97,27 @@ class Admin:
         fleet: Fleet,
         registry: CollectorRegistry,
         report: Report | None,
-        tally: WorkerTally,
+        dashboard: Dashboard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._router, self._prompts = config, router, prompts
         self._fleet, self._registry, self._report, self._clock = fleet, registry, report, clock
-        self._tally = tally
+        self._dashboard = dashboard
         self._token = config.listen.admin_token.encode()
         self._log = structlog.get_logger("headwater.admin")
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; the server's entry point."""
+        path = request.rel_url.raw_path
         try:
+            if path == EVENTS and request.method == "GET":
+                self._authenticate(request)
+                return await self._dashboard.stream(request)
             answer = await self._dispatch(request)
         except ApiError as error:
             answer = error_answer(error)
+            if isinstance(error, Unauthorized):
+                answer.headers.append(("WWW-Authenticate", _challenge(path)))
         except ClientGone as error:
             raise ConnectionResetError from error
         except Exception:  # noqa: BLE001 - the edge: whatever it is, the caller gets JSON
@@ -138,11 +145,17 @@ class Admin:
 
     def _authenticate(self, request: web.BaseRequest) -> None:
         if not self._token:
-            refuse_foreign_pages(request.headers)
+            refuse_foreign_pages(request.headers, page=request.rel_url.raw_path == PAGE)
             return
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        sent = token.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() != "bearer" or not compare_digest(sent, self._token):
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        sent = given.strip().encode("utf-8", "surrogateescape")
+        if scheme.lower() == "basic":
+            # What a browser asked its user for, it also sends for pages of other sites.
+            refuse_other_sites(request.headers, page=request.rel_url.raw_path == PAGE)
+            sent = _password(sent)
+        elif scheme.lower() != "bearer":
+            sent = b""
+        if not compare_digest(sent, self._token):
             raise Unauthorized("The admin token is required.")
 
     async def _get(self, path: str) -> Answer:
@@ -157,7 +170,10 @@ class Admin:
             return Answer(200, await asyncio.to_thread(self._report), [JSON])
         if path == "/health":
             return json_answer({"status": "alive"})
-        raise NotFound("There is no such admin route.")
+        answer = self._dashboard.get(path)
+        if answer is None:
+            raise NotFound("There is no such admin route.")
+        return answer
 
     def _workers(self) -> dict[str, Any]:
         """All workers, those that have never answered too, and the lists that name them."""
@@ -167,7 +183,7 @@ class Admin:
         workers = [
             {
                 **asdict(status),
-                **asdict(self._tally.of(status.id)),
+                **asdict(self._dashboard.tally.of(status.id)),
                 "sources": self._fleet.named_by(status.id),
             }
             for status in (*known, *strangers)
@@ -228,7 +244,7 @@ class Admin:
         if profile is not None:
             request_view["tokenizer"] = profile.tokenizer
             request_view["tokenizer_missing"] = self._prompts.missing(profile)
-        return json_answer({"request": request_view, **_told(decision)})
+        return json_answer({"request": request_view, **told(decision)})
 
     @staticmethod
     def _kind(fields: dict[str, Any]) -> RouteKind:
@@ -241,46 +257,14 @@ class Admin:
         return kinds[route]
 
 
-def _told(decision: Route | Reject) -> dict[str, Any]:
-    """The decision in JSON terms; ``parts`` add up to ``cost_s``."""
-    if isinstance(decision, Reject):
-        error = decision.error.body()["error"]
-        return {"choice": None, "reason": decision.reason, "reject": error, "workers": []}
-    workers = [
-        {
-            "id": scored.candidate.worker.id,
-            "state": scored.candidate.worker.state.value,
-            "trust": scored.candidate.worker.trust.value,
-            "matched_tokens": scored.candidate.matched_tokens,
-            "host_tokens": scored.candidate.host_tokens,
-            "cost_s": scored.cost,
-            "parts": dict(scored.parts),
-            "inflight": scored.candidate.worker.inflight,
-        }
-        for scored in decision.order
-    ]
-    return {
-        "choice": decision.worker,
-        "policy": decision.policy,
-        "matched_tokens": decision.matched_tokens,
-        "predicted_ttft_s": decision.predicted_ttft_s,
-        "overlap": msgspec.structs.asdict(decision.overlap),
-        "reason": _why(decision),
-        "reject": None,
-        "workers": workers,
-    }
+def _challenge(path: str) -> str:
+    """How to prove oneself. Browsers ask for a name (any) and a password (the token)."""
+    return 'Basic realm="headwater", charset="UTF-8"' if path.startswith(PAGE) else "Bearer"
 
 
-def _why(route: Route) -> str:
-    """One sentence about the choice."""
-    best = max(scored.candidate.matched_tokens for scored in route.order)
-    if len(route.order) == 1:
-        return "the only worker that can take it"
-    if best == 0:
-        return f"no worker holds any of it: policy {route.policy} chose by load"
-    if route.matched_tokens == best:
-        return f"it holds the longest part of the prompt ({best} tokens) at the least cost"
-    return (
-        f"it is cheaper in all than the worker that holds {best} tokens "
-        f"(it holds {route.matched_tokens})"
-    )
+def _password(credentials: bytes) -> bytes:
+    """Of Basic credentials; empty if they are none."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""

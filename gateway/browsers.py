@@ -26,15 +26,30 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def refuse_foreign_pages(headers: Mapping[str, str]) -> None:
-    """Raise ``Forbidden`` if a page that is not ours may have sent this."""
+def refuse_foreign_pages(headers: Mapping[str, str], *, page: bool = False) -> None:
+    """Raise ``Forbidden`` if a page that is not ours may have sent this, or may read the answer.
+
+    :param page: see :func:`refuse_other_sites`.
+    """
+    refuse_other_sites(headers, page=page)
+    if not _is_local(headers.get("Host", "")):
+        raise Forbidden("Without an admin token this is reached by address or local name only.")
+
+
+def refuse_other_sites(headers: Mapping[str, str], *, page: bool = False) -> None:
+    """Raise ``Forbidden`` if a page that is not ours may have sent this.
+
+    :param page: what is asked for is a page of ours that tells nothing: a link to it may be
+        followed from anywhere.
+    """
     host = headers.get("Host", "")
     origin = headers.get("Origin")
-    foreign = origin is not None and _authority(origin) != host.lower()
-    if foreign or headers.get("Sec-Fetch-Site", "none") not in OWN_PAGES:
+    if origin is not None and _authority(origin) != host.lower():
         raise Forbidden("Requests made by other sites' pages are not accepted here.")
-    if not _is_local(host):
-        raise Forbidden("Without an admin token this is reached by address or local name only.")
+    if page and headers.get("Sec-Fetch-Mode") == "navigate":
+        return
+    if headers.get("Sec-Fetch-Site", "none") not in OWN_PAGES:
+        raise Forbidden("Requests made by other sites' pages are not accepted here.")
 
 
 def _authority(origin: str) -> str:

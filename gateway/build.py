@@ -21,7 +21,9 @@ from gateway.accesslog import open_access_log
 from gateway.admin import Admin, Report, check_token
 from gateway.app import App, Readiness
 from gateway.config import GatewayConfig, LedgerConfig
-from gateway.decision import Route
+from gateway.dashboard.live import Live
+from gateway.dashboard.pages import Dashboard
+from gateway.dashboard.recent import Recent
 from gateway.discovery.static import static_listing
 from gateway.feeds import Feeds
 from gateway.feeds.sources import make_sources
@@ -32,7 +34,6 @@ from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
 from gateway.plugins import all_policies
 from gateway.prompts import Prompts, WorkerBundles
-from gateway.records import RequestRecord
 from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
@@ -95,8 +96,8 @@ class Gateway:
         metrics = PrometheusSink(
             self.registry, lambda model: self.router.profile(model) is not None
         )
-        tally = WorkerTally()
-        sinks: list[RecordSink] = [metrics, tally]
+        tally, live, recent = WorkerTally(), Live(time.monotonic), Recent()
+        sinks: list[RecordSink] = [metrics, tally, live]
         if self._ledger is not None:
             sinks.append(self._ledger)
         self.pipeline = Pipeline(
@@ -107,7 +108,7 @@ class Gateway:
                 metrics=metrics,
                 sinks=sinks,
                 config=config,
-                trace=self._trace.record if self._trace is not None else _no_trace,
+                traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
             )
         )
@@ -117,7 +118,13 @@ class Gateway:
         )
         report = _report(config.ledger, self._ledger) if self._ledger is not None else None
         self.admin = Admin(
-            config, self.router, self.prompts, self.feeds, self.registry, report, tally
+            config,
+            self.router,
+            self.prompts,
+            self.feeds,
+            self.registry,
+            report,
+            Dashboard(self.router, tally, live, recent),
         )
         self._listeners: dict[str, tuple[HttpServer | WireServer, asyncio.Server]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -256,10 +263,6 @@ def _open_trace(config: GatewayConfig) -> TraceSink | None:
 
 def _instance(config: GatewayConfig) -> str:
     return str(config.listen.port or token_hex(4))
-
-
-def _no_trace(route: Route | None, record: RequestRecord) -> None:
-    """Where no trace is kept."""
 
 
 def _report(config: LedgerConfig, ledger: LedgerSink) -> Report:

@@ -115,6 +115,12 @@ class WorkerStatus:
     waiting: int
     load_age_s: float | None
     """None = it never told its load."""
+    blocks_total: int = 0
+    """Of its KV cache; 0 = unknown."""
+    blocks_used: int = 0
+    """Held by running requests, as it said last."""
+    blocks_cached: int = 0
+    """Reusable contents that nobody holds."""
     adapters: tuple[str, ...] = ()
     """Names of its LoRA adapters."""
     tokenizer: str = ""

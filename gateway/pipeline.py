@@ -53,7 +53,7 @@ class Parts:
     sinks: Sequence[RecordSink]
     """Each gets every record; ``metrics`` is one of them."""
     config: GatewayConfig
-    trace: Callable[[Route | None, RequestRecord], None] = lambda route, record: None
+    traces: Sequence[Callable[[Route | None, RequestRecord], None]] = ()
     """Told about each attempt with the decision behind it; None: the request was rejected."""
     suspect: Callable[[WorkerId], None] = lambda worker: None
     """Told about a worker that failed."""
@@ -68,7 +68,7 @@ class Pipeline:
         self._router, self._prompts, self._upstream = parts.router, parts.prompts, parts.upstream
         self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
-        self._trace = parts.trace
+        self._traces = parts.traces
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._running: set[Work] = set()
@@ -250,4 +250,6 @@ class Pipeline:
         item.inbound.record = record
         for sink in self._sinks:
             sink.record(record)
-        self._trace(item.route if record.attempt else None, record)
+        route = item.route if record.attempt else None
+        for trace in self._traces:
+            trace(route, record)

@@ -12,11 +12,12 @@ from gateway.decision import Route
 from gateway.records import RequestRecord, Why
 from gateway.routing.base import Scored
 
-ONLY, HOLDER, EQUAL, CHEAPER, NO_OVERLAP, POLICY, REJECTED = (
+ONLY, HOLDER, EQUAL, CHEAPER, COPY, NO_OVERLAP, POLICY, REJECTED = (
     "only",
     "holder",
     "equal",
     "cheaper",
+    "copy",
     "no_overlap",
     "policy",
     "rejected",
@@ -26,6 +27,7 @@ CODES = {
     HOLDER: "it held more of the prompt than any other, and was the cheapest in all",
     EQUAL: "several workers held equally much; it was the cheapest of them",
     CHEAPER: "another worker held more of the prompt, but was dearer in all",
+    COPY: "another worker held more, but its beginning is popular: one more copy pays for itself",
     NO_OVERLAP: "no worker held any of the prompt: the cheapest one by load",
     POLICY: "a policy that does not weigh cost against overlap chose it",
     REJECTED: "no worker was tried",
@@ -69,6 +71,13 @@ def _matched(scored: Scored) -> int:
     return scored.candidate.matched_tokens
 
 
+def _pays_back(chosen: Scored, holder: Scored) -> bool:
+    """Only the discount on computing a popular beginning once more made the difference."""
+    candidate = chosen.candidate
+    spared_s = candidate.shared_tokens * candidate.worker.prefill_s_per_token
+    return spared_s > holder.cost - chosen.cost
+
+
 def _judge(
     policy: str, matched: int, best: int, holder: Scored, order: Sequence[Scored]
 ) -> tuple[str, Scored]:
@@ -78,7 +87,7 @@ def _judge(
     if not best:
         return NO_OVERLAP, order[1]
     if best > matched:
-        return CHEAPER, holder
+        return (COPY if _pays_back(order[0], holder) else CHEAPER), holder
     return (EQUAL if order[1].candidate.matched_tokens == best else HOLDER), order[1]
 
 
@@ -98,6 +107,9 @@ def in_words(reason: Why | None, *, worker: str, policy: str, matched: int, prom
     other = f"{reason.other} ({reason.other_matched:,} tokens)" if prompt else reason.other
     if reason.code == POLICY:
         return f"{held}: policy {policy} chose it; the best other choice was {other}"
+    if reason.code == COPY:
+        more = f"{reason.other} held {reason.other_matched:,}"
+        return f"{held}; {more}, but that beginning is popular: one more copy pays off"
     cause = TERMS.get(reason.term, reason.term)
     dearer = f"{_seconds(reason.gap)} dearer" if reason.gap >= 1e-6 else "no cheaper"
     behind = f"{other} was {dearer}" + (f", most of it {cause}" if cause and reason.gap else "")

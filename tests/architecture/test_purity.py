@@ -16,9 +16,12 @@ PURE = """
     gateway/capacity.py
     gateway/config.py
     gateway/discovery/slices.py
+    gateway/dashboard/live.py
+    gateway/dashboard/recent.py
     gateway/decision.py
     gateway/doctor/checks.py
     gateway/doctor/workerdoctor.py
+    gateway/explanation.py
     gateway/feeds/claims.py
     gateway/expectation.py
     gateway/feeds/members.py
