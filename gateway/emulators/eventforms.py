@@ -31,7 +31,7 @@ def _vllm_map(news: CacheNews, size: int) -> Any:
     if news.kind == "removed":
         fields = {"block_hashes": list(news.ids), "medium": "GPU", "group_idx": 0}
         return {"type": "BlockRemoved", **fields}
-    stored = {
+    stored: dict[str, Any] = {
         "type": "BlockStored",
         "block_hashes": list(news.ids),
         "parent_block_hash": news.parent,
@@ -67,7 +67,7 @@ def _sglang_map(news: CacheNews, size: int) -> Any:
     ids = [signed(one) for one in news.ids]
     if news.kind == "removed":
         return {"type": "BlockRemoved", "block_hashes": ids, "medium": "GPU"}
-    stored = {
+    stored: dict[str, Any] = {
         "type": "BlockStored",
         "block_hashes": ids,
         "parent_block_hash": None if news.parent is None else signed(news.parent),
