@@ -118,10 +118,8 @@ class App:
     ) -> None:
         self._pipeline, self._router, self._metrics = pipeline, router, metrics
         self._readiness, self._clock = readiness, clock
-        self._keys = tuple(key.encode() for key in config.api_keys)
-        self._max_body = int(config.max_body_mib * 2**20)
+        self.reconfigure(config, access)
         self._created = int(time.time())
-        self._access = access
         self._log = structlog.get_logger("headwater.app")
         self.busy = 0
         """Requests being served now."""
@@ -130,6 +128,12 @@ class App:
         self.idle.set()
         self.draining = False
         """New requests are turned away."""
+
+    def reconfigure(self, config: ListenConfig, access: AccessLog) -> None:
+        """Other keys, limits and lines in the log for the requests to come."""
+        self._access = access
+        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._max_body = int(config.max_body_mib * 2**20)
 
     async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
         """Answer one request; the server's entry point."""

@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from random import Random
 from secrets import token_hex
 
@@ -34,6 +35,7 @@ from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
 from gateway.plugins import all_policies
 from gateway.prompts import Prompts, WorkerBundles
+from gateway.reload import Changes, compare
 from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
@@ -45,6 +47,7 @@ from gateway.wire.client import WireUpstream
 from gateway.wire.server import WireServer
 from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
+from shared.logs import set_level
 
 POLL_S = 0.02
 """How often a first worker is looked for."""
@@ -128,6 +131,8 @@ class Gateway:
         )
         self._listeners: dict[str, tuple[HttpServer | WireServer, asyncio.Server]] = {}
         self._watch: asyncio.Task[None] | None = None
+        self.config_notes: Callable[[], Sequence[str]] = tuple
+        """What ``/ready`` is to tell about the configuration."""
 
     @property
     def url(self) -> str:
@@ -174,6 +179,7 @@ class Gateway:
         if stats.redis_configured and not stats.redis_up:
             notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
         notes += [f"discovery.{one.source}: {one.fault}" for one in self.feeds.lists() if one.fault]
+        notes.extend(self.config_notes())
         notes.extend(mistrust(self.router.workers(time.monotonic())))
         for model in self.router.models():
             profile = self.router.profile(model)
@@ -183,6 +189,30 @@ class Gateway:
             if missing is not None:
                 notes.append(f"{model}: {missing}")
         return Readiness(ready, reasons, notes)
+
+    async def reload(self, wanted: GatewayConfig) -> Changes:
+        """Take over what a running gateway can of another configuration.
+
+        :raises ConfigError: no gateway could start with it; nothing has changed.
+        """
+        check_config(wanted)
+        changes = compare(self._config, wanted)
+        config = changes.config
+        check_config(config)
+        if changes.touches("routing."):
+            self.router.reconfigure(all_policies(config.routing), config.routing)
+        if changes.touches("log."):
+            set_level(config.log)
+            self._access.close()
+            self._access = open_access_log(config.log, sys.stderr)
+        self._config = config
+        self.pipeline.reconfigure(config)
+        self.app.reconfigure(config.listen, self._access)
+        if changes.touches("workers."):
+            self.feeds.replace_static(config.workers)
+        if changes.touches("discovery."):
+            await self.feeds.replace_lists(config.discovery)
+        return changes
 
     def _trust_changed(self, change: TrustChange) -> None:
         log = self._log.info if change.raised else self._log.warning

@@ -73,6 +73,10 @@ class Pipeline:
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._running: set[Work] = set()
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Other settings for the requests to come. Times on workers stay as they are."""
+        self._config = config
+
     async def generate(self, inbound: Inbound, kind: RouteKind, client: Client) -> None:
         """A chat or text completion. Raises :class:`ApiError` if it reached no worker."""
         begun = self._clock()

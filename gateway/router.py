@@ -220,6 +220,11 @@ class Router:
             return True, []
         return False, reasons or ["no worker has joined"]
 
+    def reconfigure(self, policies: Mapping[str, Policy], config: RoutingConfig) -> None:
+        """Other policies or settings from the next decision on. What is sized at the start (index,
+        ghosts, first rates) stays as it is."""
+        self._policies, self._config = policies, config
+
     # ---------------------------------------------------------------- requests
 
     def decide(

@@ -28,7 +28,15 @@ Generated from the code by `make docs`; do not edit.
 A process reads one TOML file (`-c FILE`); a key `section.key` can also be given in the environment
 as `HEADWATER_SECTION__KEY`, and the common ones as flags (`headwater COMMAND --help`). The order is
 flag > environment > file > default. Lists in the environment are separated by commas, tables are
-JSON. An unknown key is an error.
+JSON. An unknown key is an error. `headwater gateway --check -c FILE` checks one and leaves.
+
+A running gateway reads its sources again on SIGHUP, and when the file has changed. It takes over
+`workers.urls`, `workers.request_timeout_s`, all of `[discovery]`, `routing.policy`,
+`routing.options`, `routing.allow_policy_header`, `routing.retries`, `routing.prefix_hash_tokens`,
+`routing.prefix_hash_load_factor`, `listen.max_body_mib`, `listen.headers`, `listen.api_keys`,
+`listen.drain_s` and `log.level`; of what else has changed it logs the names and tells them in the
+notes of `/ready` until it is restarted. A file that no gateway could start with changes nothing,
+and is told about in the same places.
 """
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -59,7 +59,7 @@ def load(cls: type[S], *, file: Path | None, env: Mapping[str, str], flags: Mapp
     """
     given: dict[str, Given] = {}
     if file is not None:
-        given.update(_flatten(cls, read_toml(file), ""))
+        given.update(_flatten(cls, read_toml(file)))
     keys = dict(leaves(cls))
     for path, one in _from_environment(cls, env):
         _require(keys, path, one)
@@ -131,21 +131,25 @@ def _from_environment(
 
 
 def _flatten(
-    cls: type[msgspec.Struct], table: Mapping[str, Any], prefix: str
+    cls: type[msgspec.Struct],
+    table: Mapping[str, Any],
+    prefix: str = "",
+    everywhere: Sequence[str] = (),
 ) -> Iterator[tuple[str, Given]]:
-    """Dotted keys of a TOML table."""
+    """Dotted keys of a TOML table; ``everywhere``: all keys of all sections."""
+    everywhere = everywhere or [key for key, _ in leaves(cls, prefix)]
     fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
     for name, value in table.items():
         path = prefix + name
         field = fields.get(name)
         if field is None:
             siblings = [prefix + known for known in fields]
-            raise _unknown(path, Given(value), siblings, [key for key, _ in leaves(cls, prefix)])
+            raise _unknown(path, Given(value), siblings, everywhere)
         section = struct_of(field.type)
         if section is None:
             yield path, Given(value)
         elif isinstance(value, dict):
-            yield from _flatten(section, value, path + ".")
+            yield from _flatten(section, value, path + ".", everywhere)
         else:
             raise _error(path, Given(value), f"is a section: write [{path}] and its keys below")
 
@@ -162,8 +166,10 @@ def _unknown(
     """Error with the nearest existing key, or the key of the same name in another section."""
     name = path.rpartition(".")[2]
     moved = [key for key in everywhere if key.rpartition(".")[2] == name]
-    close = difflib.get_close_matches(path, moved, n=1, cutoff=0.0)
-    close = close or difflib.get_close_matches(path, list(siblings), n=1, cutoff=0.75)
+    near = list(siblings)
+    close = difflib.get_close_matches(path, near, n=1, cutoff=0.9)
+    close = close or difflib.get_close_matches(path, moved, n=1, cutoff=0.0)
+    close = close or difflib.get_close_matches(path, near, n=1, cutoff=0.75)
     if not close:
         return _error(path, one, "unknown key")
     best = close[0]

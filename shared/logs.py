@@ -57,8 +57,18 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
     logging.captureWarnings(True)
+    set_level(config)
+
+
+def set_level(config: LogConfig) -> None:
+    """Another least level; loggers that were bound already keep theirs."""
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    structlog.configure(
+        **{**structlog.get_config(), "wrapper_class": structlog.make_filtering_bound_logger(level)}
+    )
+    root = logging.getLogger()
+    root.setLevel(level)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 

@@ -122,6 +122,8 @@ def parse(url: str) -> Address:
 
 def _parse(url: str) -> Address:
     scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise ValueError("no scheme")
     base, plus, what = scheme.partition("+")
     if not plus:
         connection_class, options = _client_options(url)

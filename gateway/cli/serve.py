@@ -8,6 +8,8 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -44,8 +46,14 @@ def gateway(
         str | None, typer.Option(help="Folder for the records that `headwater report` reads.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration and leave; asks nobody.")
+    ] = False,
 ) -> None:
-    """Serve an OpenAI-compatible endpoint in front of workers. SIGTERM drains, then exits."""
+    """Serve an OpenAI-compatible endpoint in front of workers.
+
+    SIGTERM drains, then exits; SIGHUP or a changed file loads the configuration again.
+    """
     flags = {
         "workers.urls": workers,
         "listen.host": host,
@@ -57,12 +65,27 @@ def gateway(
         "ledger.dir": ledger,
         "log.level": log_level,
     }
-    settings = load(GatewayConfig, file=config, env=os.environ, flags=flags)
-    raise typer.Exit(run(settings))
+    read = partial(load, GatewayConfig, file=config, env=os.environ, flags=flags)
+    settings = read()
+    if check:
+        from gateway.build import check_config
+
+        check_config(settings)
+        _say("the configuration is good")
+        raise typer.Exit(0)
+    raise typer.Exit(run(settings, read, config))
 
 
-def run(config: GatewayConfig) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ``ConfigError``."""
+def run(
+    config: GatewayConfig,
+    read: Callable[[], GatewayConfig] | None = None,
+    path: Path | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ``ConfigError``.
+
+    :param read: loads the configuration again; None: it stays as it is.
+    :param path: the file to be watched.
+    """
     import uvloop
 
     from shared.logs import configure
@@ -70,17 +93,24 @@ def run(config: GatewayConfig) -> int:
     configure(config.log)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, read or (lambda: config), path))
 
 
-async def _serve(config: GatewayConfig) -> int:
+async def _serve(
+    config: GatewayConfig, read: Callable[[], GatewayConfig], path: Path | None
+) -> int:
     from gateway.build import Gateway
+    from gateway.configwatch import ConfigWatch
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     server = Gateway(config)
+    watch = ConfigWatch(path, read, server.reload)
+    server.config_notes = watch.notes
+    loop.add_signal_handler(signal.SIGHUP, watch.ask)
+    watching = asyncio.create_task(watch.run(), name="configuration")
     try:
         await server.start()
         _say(f"listening {server.url}")
@@ -89,6 +119,7 @@ async def _serve(config: GatewayConfig) -> int:
         announce.cancel()
         await server.drain()
     finally:
+        watching.cancel()
         await server.close()
     return 0
 

@@ -24,10 +24,10 @@ from typing import Protocol
 
 import aiohttp
 
-from gateway.config import GatewayConfig, WorkersConfig
+from gateway.config import DiscoveryConfig, GatewayConfig, WorkersConfig
 from gateway.decision import WorkerStatus
 from gateway.discovery.allowed import check_address
-from gateway.discovery.base import Source, worker_url
+from gateway.discovery.base import Listing, Source, worker_url
 from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_listing
 from gateway.feeds.base import FedRouter, SharesBookings, SharesLearned
@@ -229,6 +229,21 @@ class Feeds:
         self._static = static_listing(config)
         if self._tender is not None:
             self._tender.listed(Source.STATIC, self._static)
+
+    async def replace_lists(self, config: DiscoveryConfig) -> None:
+        """Other lists; whom only a list named that is followed no longer leaves.
+
+        :raises ConfigError: one of them cannot work; nothing has changed.
+        """
+        lists = make_sources(config, clock=self._sources.clock, rng=self._sources.rng)
+        self._lists = lists
+        if self._followed is None or self._tender is None:
+            return
+        await self._followed.close()
+        for source in self._followed.states.keys() - {one.source for one in lists}:
+            self._tender.listed(source, Listing({}))
+        self._followed = FollowedLists(self._tender.listed, self.stats, self._sources.clock)
+        self._followed.start(lists)
 
     def strangers(self) -> list[str]:
         """Addresses that have not said yet who they are, each with the reason; for people."""

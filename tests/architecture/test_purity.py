@@ -47,6 +47,7 @@ PURE = """
     gateway/reasons.py
     gateway/recency.py
     gateway/records.py
+    gateway/reload.py
     gateway/router.py
     gateway/sim/bounds.py
     gateway/sim/model.py
