@@ -21,8 +21,14 @@ from typing import Any
 
 import redis
 from conftest import RedisServer, end_process, pick_port, redis_binary
+from depth import DEPTH
 
 _PIECE = 1 << 16
+
+
+def kinds(usual: str) -> tuple[str, ...]:
+    """Server versions for a slow test: one in the ordinary suite, both in the deep one."""
+    return ("oldest", "newest") if DEPTH > 1 else (usual,)
 
 
 class RedisProxy:
