@@ -1,5 +1,6 @@
-"""C09: nothing walks over all keys, and no command is long, with half a million index keys (in the ordinary
-suite: 100,000).
+"""C09: nothing walks over all keys, and no command is long, with half a million index keys.
+
+Scaled: 100,000 in the ordinary suite.
 
 The keys belong to five workers that only speak of what they hold; a stub answers the requests.
 """
