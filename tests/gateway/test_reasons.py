@@ -12,7 +12,7 @@ from gateway.routing.base import Scored
 
 def finished(rig: Rig, keys: list[int], **options: object) -> RequestRecord:
     lease = rig.begin(keys, **options)  # type: ignore[arg-type]
-    return lease.finish(ok(len(keys) * 16 + 1, 0), rig.now)
+    return lease.finish(ok(len(keys) * 16 + 1, lease.route.matched_tokens), rig.now)
 
 
 def test_the_only_worker() -> None:
@@ -123,7 +123,10 @@ def test_taking_turns_is_recorded_beside_every_decision() -> None:
     # the prompt is promised to whoever is computing it, so w3 alone holds it throughout
     assert [s.matched_tokens for s in shadows if s].count(128) == 10
     assert all(shadow is not None and shadow.ttft_s > 0 for shadow in shadows)
-    before = rig.route(keys).round_robin
-    rig.router.explain(rig.query(keys), rig.now)
-    after = rig.route(keys).round_robin
-    assert before != after or before is not None
+    held = []
+    for _ in range(8):
+        rig.router.explain(rig.query(keys), rig.now)  # takes no turn
+        shadow = rig.route(keys).round_robin
+        assert shadow is not None
+        held.append(shadow.matched_tokens)
+    assert held.count(128) == 2
