@@ -56,6 +56,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 @app.command(
     epilog="Example: headwater explain request.json   |   "
+    "headwater explain --request req-0f3a   |   "
     'echo \'{"messages": [{"role": "user", "content": "Hi"}]}\' | headwater explain -'
 )
 def explain(
@@ -64,8 +65,27 @@ def explain(
         typer.Argument(
             metavar="REQUEST.json",
             help="The body of a chat or completions request; - reads standard input.",
+            show_default=False,
         ),
-    ],
+    ] = "",
+    served: Annotated[
+        str,
+        typer.Option(
+            "--request",
+            metavar="ID",
+            help="Instead: a request that has been served, by its id (x-request-id). The gateway "
+            "is asked first, then the ledger.",
+            show_default=False,
+        ),
+    ] = "",
+    ledger: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --request: ledger files, folders or patterns to look in; else as for "
+            "`headwater report`.",
+            show_default=False,
+        ),
+    ] = None,
     url: Annotated[str, typer.Option(help="The gateway's admin address.")] = DEFAULT_URL,
     token: Annotated[
         str,
@@ -78,9 +98,17 @@ def explain(
     ] = "",
     form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> None:
-    """How this request would be routed now: who holds how much, what each costs, and the choice."""
+    """How this request would be routed now: who holds how much, what each costs, and the choice.
+
+    With --request ID: why a request that has been served went where it did.
+    """
     if form not in FORMATS:
         raise ConfigError("--format", form, f"is none of {', '.join(FORMATS)}")
+    if bool(request) == bool(served):
+        raise ConfigError("REQUEST", request, "give either a request's body or --request ID")
+    if served:
+        _explain_served(served, ledger or [], url, token, form)
+        return
     body = read_request(request)
     with make_client(url, token) as client:
         try:
@@ -94,6 +122,17 @@ def explain(
     else:
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         typer.echo(render(explanation, colour=colour), nl=False)
+
+
+def _explain_served(name: str, ledger: list[str], url: str, token: str, form: str) -> None:
+    from gateway.cli.explainpast import NotKnown, look_up, show
+
+    with make_client(url, token) as client:
+        try:
+            typer.echo(show(look_up(client, name, ledger), form), nl=False)
+        except NotKnown as error:
+            typer.echo(f"headwater explain: {error}", err=True)
+            raise typer.Exit(1) from error
 
 
 def read_request(source: str) -> bytes:

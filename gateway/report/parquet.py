@@ -54,13 +54,14 @@ def rows(file: Path) -> Iterator[RequestRecord | Dropped]:
             cursor = db.execute(f"SELECT {', '.join(EXPORTED)} FROM read_parquet({_literal(file)})")
             while batch := cursor.fetchmany(_BATCH):
                 for row in batch:
-                    yield _record(dict(zip(EXPORTED, row, strict=True)))
+                    yield record_of(dict(zip(EXPORTED, row, strict=True)))
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
             raise ConfigError("ledger", str(file), f"cannot be read: {reason}") from error
 
 
-def _record(row: dict[str, Any]) -> RequestRecord | Dropped:
+def record_of(row: dict[str, Any]) -> RequestRecord | Dropped:
+    """A row of :data:`EXPORTED` columns."""
     if row["dropped"] is not None:
         return Dropped(at=row["arrived"], dropped=row["dropped"])
     why = None
