@@ -176,7 +176,7 @@ class App:
     async def _dispatch(self, request: ServerRequest, inbound: Inbound, client: WireClient) -> None:
         route, method = inbound.route, request.method
         if route not in OPEN:
-            self._authenticate(request.headers)
+            inbound.tenant = self._authenticate(request.headers)
         if route == OTHER:
             raise NotFound("There is no such route.")
         if route in READS or (route == OTHER_V1 and method in ("GET", "HEAD")):
@@ -212,15 +212,19 @@ class App:
             if not self.busy:
                 self.idle.set()
 
-    def _authenticate(self, headers: Mapping[str, str]) -> None:
+    def _authenticate(self, headers: Mapping[str, str]) -> str:
+        """Whose key it is: ``key1`` for the first of ``listen.api_keys``, and so on; empty if none
+        is needed."""
         if not self._keys:
-            return
+            return ""
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         sent = given.encode("utf-8", "surrogateescape")
         # All keys are compared, so that the time does not tell which one was close.
-        if not sum(compare_digest(sent, key) for key in self._keys):
+        found = [number for number, key in enumerate(self._keys, 1) if compare_digest(sent, key)]
+        if not found:
             raise Unauthorized("A valid API key is required.")
+        return f"key{found[0]}"
 
     def _read(self, route: str, request: ServerRequest) -> Answer:
         if request.method not in ("GET", "HEAD"):

@@ -28,6 +28,7 @@ from gateway.dashboard.recent import Recent
 from gateway.discovery.static import static_listing
 from gateway.feeds import Feeds
 from gateway.feeds.sources import make_sources
+from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index.table import PrefixTable
 from gateway.ledger import LedgerSink
@@ -93,8 +94,14 @@ class Gateway:
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library
         ProcessCollector(registry=self.registry)
+        gate = Gate(config.admission, time.monotonic)
         self.registry.register(
-            FleetCollector(self.router, self.feeds.stats, outsiders=self.feeds.outsiders)
+            FleetCollector(
+                self.router,
+                self.feeds.stats,
+                outsiders=self.feeds.outsiders,
+                queued=gate.queue.depths,
+            )
         )
         metrics = PrometheusSink(
             self.registry, lambda model: self.router.profile(model) is not None
@@ -113,6 +120,7 @@ class Gateway:
                 config=config,
                 traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
+                gate=gate,
             )
         )
         self._access = open_access_log(config.log, sys.stderr)

@@ -175,6 +175,34 @@ class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1_000_000
 
 
+class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who waits in the gateway while no worker has room (docs/admission.md)."""
+
+    inflight_per_worker: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)],
+        doc("A worker with so many requests, running or waiting there, has no room; 0: no bound."),
+    ] = 512
+    queue: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)],
+        doc("Requests that may wait in the gateway; beyond it the least urgent one gets 503."),
+    ] = 1024
+    queue_s: Annotated[Positive, doc("Longest time a request waits there; then it gets 503.")] = (
+        30.0
+    )
+    oldest_every: Annotated[
+        Count, doc("One in so many that go is the one that has waited longest, however urgent.")
+    ] = 8
+    hold_ms: Annotated[
+        NonNegative,
+        doc(
+            "Keep a request back for at most this long while no worker would begin soon; 0: never."
+        ),
+    ] = 0.0
+    hold_wait_ms: Annotated[
+        Positive, doc("What soon means: prefill waiting on the worker is less than this.")
+    ] = 100.0
+
+
 class RenderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How prompts become tokens in the gateway."""
 
@@ -207,6 +235,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: WorkersConfig = WorkersConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     routing: RoutingConfig = RoutingConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     render: RenderConfig = RenderConfig()
     ledger: LedgerConfig = LedgerConfig()
     redis: RedisConfig = RedisConfig()

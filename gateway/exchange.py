@@ -96,6 +96,8 @@ class Inbound:
     """Monotonic seconds."""
     wall_at: float
     """Seconds since the epoch."""
+    tenant: str = ""
+    """Whose API key it came with; empty where there are none."""
     client_id: str = ""
     """The client's own ``x-request-id`` if it sent one that is short and plain."""
     model: str = ""

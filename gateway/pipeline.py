@@ -1,9 +1,10 @@
 """Read me first: the story of a request.
 
-    parse -> render, encode, hash -> decide -> begin -> attempt -> deliver -> finish
+    parse -> render, encode, hash -> admit -> decide -> begin -> attempt -> deliver -> finish
 
 (The web server around it, ``app.py``, has authenticated the caller and read the body.)
 
+- While no worker has room, a request waits (``gateway/gate.py``), and is decided anew when it goes.
 - Work is booked when a worker is chosen (``Router.begin``) and released exactly once per attempt
   (``_end``), on every way out: answered, refused, broken, late, client gone, shut down.
 - While no byte of an answer has been sent, a failed attempt is followed by another on a worker that
@@ -19,11 +20,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway import attempt, refusals, work
+from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
 from gateway.decision import AttemptEnd, Reject, Route
 from gateway.exchange import Client, ClientGone, Inbound, error_answer
+from gateway.gate import Gate, Shed
 from gateway.prompts import Prompts
 from gateway.records import Outcome, RequestRecord
 from gateway.refusals import AttemptFailed
@@ -59,6 +63,8 @@ class Parts:
     """Told about a worker that failed."""
     clock: Callable[[], float] = time.monotonic
     budget: RetryBudget = field(default_factory=RetryBudget)
+    gate: Gate | None = None
+    """None: one is made, for the pipeline alone."""
 
 
 class Pipeline:
@@ -71,6 +77,7 @@ class Pipeline:
         self._traces = parts.traces
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
+        self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
         self._running: set[Work] = set()
 
     def reconfigure(self, config: GatewayConfig) -> None:
@@ -133,13 +140,8 @@ class Pipeline:
             self._running.discard(item)
 
     async def _attempts(self, item: Work, client: Client) -> None:
-        route = self._decide(item)
-        if isinstance(route, Reject):
-            raise self._rejected(item, route)
-        self._metrics.overhead(self._clock() - item.inbound.arrived)
+        await self._first_worker(item)
         while True:
-            number = len(item.tried) + 1
-            item.attempt(route, self._router.begin(route, self._clock(), attempt=number))
             failure = await self._attempt(item, client)
             if failure is None:
                 return
@@ -149,7 +151,35 @@ class Pipeline:
                 await client.send(item.marked(failure.answer))
                 return
             self._metrics.retry(failure.reason)
-            route = another
+            number = len(item.tried) + 1
+            item.attempt(another, self._router.begin(another, self._clock(), attempt=number))
+
+    async def _first_worker(self, item: Work) -> None:
+        """Bind the request to a worker, as soon as one has room."""
+        begun = self._clock()
+        try:
+            item.ticket = await self._gate.passes(
+                item.query, item.expected_tokens, partial(self._bind, item)
+            )
+        except Shed as error:
+            raise self._rejected(item, Reject(error, error.reason)) from None
+        now = self._clock()
+        waited = now - begun if item.ticket is not None else 0.0
+        self._metrics.waited(waited)
+        self._metrics.overhead(now - item.inbound.arrived - waited)
+
+    def _bind(self, item: Work, may_hold: bool) -> float | None:
+        """See :data:`gateway.gate.Bind`."""
+        decision = self._decide(item)
+        if isinstance(decision, Reject):
+            raise self._rejected(item, decision)
+        config = self._config.admission
+        route = with_room(decision, config.inflight_per_worker)
+        if route is None or (may_hold and not soon(route, config.hold_wait_ms / 1e3)):
+            ahead_s = decision.chosen.candidate.worker.booked_prefill_s
+            return max(0.0, decision.predicted_ttft_s - ahead_s)
+        item.attempt(route, self._router.begin(route, self._clock(), attempt=1))
+        return None
 
     async def _attempt(self, item: Work, client: Client) -> AttemptFailed | None:
         """One attempt; None if the client has an answer (be it one that ends in an error event)."""
@@ -246,7 +276,12 @@ class Pipeline:
             wall_at=item.inbound.wall_at,
             client_id=item.inbound.client_id,
         )
-        self._keep(item, lease.finish(end, self._clock()))
+        record = lease.finish(end, self._clock())
+        self._keep(item, record)
+        if item.ticket is not None and final:
+            computed = record.flow.prompt - record.flow.delivered
+            self._gate.queue.settle(item.ticket, computed + record.output_tokens)
+        self._gate.released()
         if outcome is Outcome.UPSTREAM_ERROR:
             self._suspect(lease.worker)
 

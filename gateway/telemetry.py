@@ -8,7 +8,7 @@ router and the feeds when somebody scrapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -36,6 +36,8 @@ LOSSES = (
 STAGES = ("available", "captured", "delivered")
 UNKNOWN = "unknown"
 OTHER = "other"
+MOST_URGENT = 5
+"""Priorities beyond 5 and -5 share the labels of these."""
 MAX_WORKERS = 2048
 """So many worker names get series of their own in a gateway's life."""
 
@@ -92,6 +94,9 @@ class PrometheusSink:
         self._overhead = histogram(
             "overhead_seconds", "Time in the gateway before the worker is called.", _SHORT
         )
+        self._waited = histogram(
+            "queue_seconds", "Time a request waited for a worker with room.", _SECONDS
+        )
         self._error = histogram(
             "prediction_error_tokens", "Predicted minus reported cached tokens.", _TOKENS
         )
@@ -136,6 +141,10 @@ class PrometheusSink:
         """Arrival until the worker was called."""
         self._overhead.observe(seconds)
 
+    def waited(self, seconds: float) -> None:
+        """Time in the gateway's queue; 0 for those who did not wait."""
+        self._waited.observe(seconds)
+
     def retry(self, reason: str) -> None:
         """One more attempt is made."""
         self._retries.add((reason,))
@@ -172,10 +181,12 @@ class FleetCollector(Collector):
         stats: FeedStats,
         clock: Callable[[], float] = time.monotonic,
         outsiders: Callable[[], Sequence[WorkerStatus]] = tuple,
+        queued: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
-        """``outsiders``: addresses that have never answered; they show as down."""
+        """``outsiders``: addresses that have never answered; they show as down. ``queued``: how
+        many requests wait, by priority."""
         self._router, self._stats, self._clock = router, stats, clock
-        self._outsiders = outsiders
+        self._outsiders, self._queued = outsiders, queued
 
     def collect(self) -> Iterable[Metric]:
         """All gauges. Called by the registry."""
@@ -200,7 +211,12 @@ class FleetCollector(Collector):
             for verdict in Verdict:
                 parity.add_metric([worker.id, verdict.value], float(worker.parity is verdict))
         queue = _gauge("queue_depth", "Requests waiting in the gateway.", "priority")
-        queue.add_metric(["0"], 0.0)
+        depths = {0: 0}
+        for priority, depth in self._queued().items():
+            label = max(-MOST_URGENT, min(MOST_URGENT, priority))
+            depths[label] = depths.get(label, 0) + depth
+        for label, depth in sorted(depths.items()):
+            queue.add_metric([str(label)], depth)
         lag = _gauge("index_lag_seconds", "Age of the newest cache event when it was taken in.")
         lag.add_metric([], self._stats.index_lag_s)
         up = _gauge("redis_up", "1 if the shared state is followed.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.admission import Ticket
 from gateway.config import GatewayConfig
 from gateway.decision import Route
 from gateway.exchange import KEPT_FROM_WORKERS, Answer, Headers, Inbound, end_to_end
@@ -16,11 +17,13 @@ from gateway.router import Lease
 from gateway.routing.base import Query
 from gateway.streaming import StreamTap
 from shared import openai
+from shared.blocks import GRANULE
 from shared.deadline import timeout_s
 from shared.errors import BadRequest
 from shared.openai import GenerateRequest
 from shared.types import WorkerId
 
+_USUAL_OUTPUT = 128
 MAX_NAME = 256
 """Longest session name that is looked at."""
 
@@ -43,9 +46,18 @@ class Work:
     tried: list[WorkerId] = field(default_factory=list)
     route: Route | None = None
     lease: Lease | None = None
+    ticket: Ticket | None = None
+    """It had to wait in the gateway."""
     tap: StreamTap | None = None
     task: asyncio.Task[object] | None = None
     aborted: bool = False
+
+    @property
+    def expected_tokens(self) -> int:
+        """What serving it will take, cached tokens included."""
+        query = self.query
+        prompt = query.prompt_tokens or len(query.keys) * GRANULE
+        return prompt + (query.max_tokens or _USUAL_OUTPUT)
 
     def attempt(self, route: Route, lease: Lease) -> None:
         """A further worker is tried."""
@@ -92,7 +104,9 @@ def generation(
             keys=() if request.scores_prompt else prompt.keys,
             adapter=prompt.adapter,
             session=session[:MAX_NAME],
+            tenant=inbound.tenant,
             priority=_priority(headers),
+            deadline=inbound.arrived + _timeout(headers, config),
         ),
         request=request,
         path=inbound.route,
@@ -129,6 +143,9 @@ def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> W
         prompt_tokens=0,
         max_tokens=0,
         arrived=inbound.arrived,
+        tenant=inbound.tenant,
+        priority=_priority(inbound.headers),
+        deadline=inbound.arrived + _timeout(inbound.headers, config),
     )
     return Work(
         inbound=inbound,

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE = """
     gateway/accounting.py
+    gateway/admission.py
     gateway/breaker.py
     gateway/capacity.py
     gateway/config.py

@@ -35,6 +35,7 @@ LABELS = {
     "overhead_seconds": "",
     "inflight": "worker",
     "queue_depth": "priority",
+    "queue_seconds": "",
     "worker_state": "worker state",
     "worker_trust": "worker state",
     "worker_parity": "worker state",
