@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway import refusals
+from gateway.engines import catalogue
+from gateway.engines.base import Engine
 from gateway.exchange import Answer, Client
 from gateway.records import Outcome
 from gateway.refusals import AttemptFailed
 from gateway.streaming import StreamTap, error_event
 from gateway.upstream import UpstreamBroken, UpstreamError, UpstreamResponse
 from gateway.work import Work
-from shared import openai
 from shared.openai import GenerateRequest, Usage
 from shared.sse import SseEventTooLarge
 
@@ -67,9 +68,14 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
         error = refusals.error_in(decoded)
         if error is not None:
             raise refusals.from_error_object(error)
-        usage = openai.read_usage(decoded)
+        usage = _adapter(work).usage(decoded)
     end(work, Outcome.OK, response.status, usage)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
+
+
+def _adapter(work: Work) -> Engine:
+    """How the engine that is tried speaks."""
+    return catalogue.engine("" if work.lease is None else work.lease.engine)
 
 
 def _encoded(response: UpstreamResponse) -> bool:
@@ -105,7 +111,7 @@ async def _stream(
     clock: Callable[[], float],
 ) -> None:
     """Held until the first content, then byte for byte."""
-    tap = work.tap = StreamTap(request)
+    tap = work.tap = StreamTap(request, _adapter(work).usage)
     failure = await _pump(work, tap, response, client, clock)
     if failure is None:
         end(work, Outcome.OK, response.status)

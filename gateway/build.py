@@ -121,6 +121,7 @@ class Gateway:
                 traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
                 gate=gate,
+                recalling=self.feeds.book.recalling,
             )
         )
         self._access = open_access_log(config.log, sys.stderr)

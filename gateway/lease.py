@@ -90,6 +90,11 @@ class Lease:
         return self._url
 
     @property
+    def engine(self) -> str:
+        """What serves there."""
+        return self._attempt.member.info.engine
+
+    @property
     def route(self) -> Route:
         """The decision behind it."""
         return self._attempt.route

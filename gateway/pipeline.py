@@ -11,14 +11,14 @@
   was not tried yet, at most ``routing.retries`` times and within the retry budget. 4xx answers are
   the client's own and never retried, unless the worker has just lost the model (``model_gone``).
   After the first byte a failure becomes an error event.
-- The body goes out as it came; the only edit is the splice that asks for usage.
+- The body goes out as it came, but for splices: one asks for usage, others an engine may need.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +26,7 @@ from gateway import attempt, refusals, work
 from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
 from gateway.decision import AttemptEnd, Reject, Route
+from gateway.engines.catalogue import engine
 from gateway.exchange import Client, ClientGone, Inbound, error_answer
 from gateway.gate import Gate, Shed
 from gateway.prompts import Prompts
@@ -39,6 +40,7 @@ from gateway.upstream import Timeouts, Upstream, UpstreamError
 from gateway.work import Work
 from shared import openai
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity
+from shared.jsonsplice import apply
 from shared.openai import RouteKind, Usage
 from shared.types import WorkerId
 
@@ -61,6 +63,8 @@ class Parts:
     """Told about each attempt with the decision behind it; None: the request was rejected."""
     suspect: Callable[[WorkerId], None] = lambda worker: None
     """Told about a worker that failed."""
+    recalling: Collection[WorkerId] = ()
+    """Workers of which it is not known all that they hold (``Engine.edits``)."""
     clock: Callable[[], float] = time.monotonic
     budget: RetryBudget = field(default_factory=RetryBudget)
     gate: Gate | None = None
@@ -74,7 +78,7 @@ class Pipeline:
         self._router, self._prompts, self._upstream = parts.router, parts.prompts, parts.upstream
         self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
-        self._traces = parts.traces
+        self._traces, self._recalling = parts.traces, parts.recalling
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
@@ -185,7 +189,7 @@ class Pipeline:
         """One attempt; None if the client has an answer (be it one that ends in an error event)."""
         assert item.lease is not None
         call = self._upstream.open(
-            item.lease.url, item.path, item.headers, item.body, timeouts=self._timeouts
+            item.lease.url, item.path, item.headers, self._body(item), timeouts=self._timeouts
         )
         try:
             async with call as response:
@@ -200,6 +204,13 @@ class Pipeline:
             return failure
         self._budget.success()
         return None
+
+    def _body(self, item: Work) -> bytes:
+        """The body with what this worker's engine needs besides."""
+        lease = item.lease
+        if lease is None or item.request is None or lease.worker not in self._recalling:
+            return item.body
+        return apply(item.body, engine(lease.engine).edits(item.body, recall=True))
 
     def _decide(self, item: Work) -> Route | Reject:
         begun = self._clock()

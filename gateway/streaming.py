@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from shared import laxjson, sse
-from shared.openai import GenerateRequest, RouteKind, Usage, read_usage
+from shared import laxjson, openai, sse
+from shared.openai import GenerateRequest, RouteKind, Usage
 
 
 class _Choice(msgspec.Struct):
@@ -61,7 +62,12 @@ def expected_choices(request: GenerateRequest) -> int:
 class StreamTap:
     """State of one relayed stream. After ``done`` or ``error`` nothing more is forwarded."""
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        read_usage: Callable[[object], Usage | None] = openai.read_usage,
+    ) -> None:
+        self._read_usage = read_usage
         options: dict[str, Any] = request.fields.get("stream_options") or {}
         self._usage_wanted = request.include_usage
         self._running_usage = self._usage_wanted and bool(options.get("continuous_usage_stats"))
@@ -177,7 +183,7 @@ class StreamTap:
     def _read(self, value: dict[str, Any], raw: bytes, text: str, now: float) -> None:
         choices = value.get("choices")
         if value.get("usage") is not None and not self._running_usage:
-            self.usage = read_usage(value) or self.usage
+            self.usage = self._read_usage(value) or self.usage
             if not choices:
                 self._usage_event = raw if choices == [] else _usage_event(value)
                 return
@@ -185,7 +191,7 @@ class StreamTap:
             self._usage_event = _usage_event(value)
             raw = sse.encode(_without_usage(text))
         elif self._running_usage:
-            self.usage = read_usage(value) or self.usage
+            self.usage = self._read_usage(value) or self.usage
         self._out.append(raw)
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -100,15 +100,25 @@ class PagedCache:
             return None
         return Held(prompt, salt, len(path) * size, path + more, len(path))
 
+    def recall(self, held: Held) -> list[CacheNews]:
+        """The blocks that a request reuses, as if they were stored now."""
+        tokens = held.prompt[: held.cached]
+        ids = tuple(self._names(tokens, held.salt))
+        return [CacheNews("stored", ids, None, tuple(tokens), held.salt)] if ids else []
+
+    def _names(self, tokens: Sequence[int], salt: str) -> Iterator[int]:
+        digest = hashlib.sha256(self._seed + salt.encode()).digest()
+        for unit in self._units(tokens):
+            digest = hashlib.sha256(digest + unit).digest()
+            yield int.from_bytes(digest[:8], "big")
+
     def computed(self, held: Held, tokens: Sequence[int]) -> None:
         """See :class:`Cache`."""
         root = self._seed + held.salt.encode()
-        digest = hashlib.sha256(root).digest()
-        for index, unit in enumerate(self._units(tokens)):
-            digest = hashlib.sha256(digest + unit).digest()
+        names = self._names(tokens, held.salt)
+        for index, (name, unit) in enumerate(zip(names, self._units(tokens), strict=True)):
             if index < held.matched:
                 continue
-            name = int.from_bytes(digest[:8], "big")
             first = index * self._size
             self._known[name] = (tuple(tokens[first : first + self._size]), held.salt)
             parent = held.blocks[index - 1] if index else None

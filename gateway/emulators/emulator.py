@@ -17,7 +17,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from gateway.emulators import eventforms
-from gateway.emulators.cache import Cache, Held, PagedCache, SlotCache
+from gateway.emulators.cache import Cache, CacheNews, Held, PagedCache, SlotCache
 from gateway.emulators.publisher import KEPT, Publisher
 from shared.blocks import pack_tokens
 from shared.bundle import TokenizerBundle
@@ -194,9 +194,9 @@ class Emulator:
             return SlotCache(settings.slots, settings.context)
         return PagedCache(settings.blocks, settings.block_size, secrets.token_bytes(8))
 
-    async def tell(self) -> None:
-        """Publish what happened to the cache since the last time."""
-        news = self.cache.news()
+    async def tell(self, recalled: list[CacheNews] | None = None) -> None:
+        """Publish what happened to the cache since the last time, or what a request reuses."""
+        news = self.cache.news() if recalled is None else recalled
         if news and self.publisher is not None:
             settings = self.settings
             batch = eventforms.encode(
@@ -216,6 +216,8 @@ class Emulator:
         try:
             async with self._turn:
                 held = await self._admit(prompt, room, salt)
+                if self._recalls(request) and isinstance(self.cache, PagedCache):
+                    await self.tell(self.cache.recall(held))
                 missing = len(prompt) - held.cached
                 await asyncio.sleep(missing * self.settings.prefill_us * 1e-6)
                 self.cache.computed(held, prompt)
@@ -227,6 +229,12 @@ class Emulator:
         counters.prompt_tokens += len(prompt)
         counters.cached_tokens += held.cached
         return self._compose(held, room)
+
+    def _recalls(self, request: GenerateRequest) -> bool:
+        """The request asks for news of the blocks it reuses; only newer releases of vLLM do it."""
+        asked = request.fields.get("vllm_xargs")
+        wants = isinstance(asked, dict) and asked.get("kv_cache_report_mode") == "full"
+        return wants and self.settings.engine == "vllm" and self.settings.form == "map"
 
     async def _admit(self, prompt: list[int], room: int, salt: str) -> Held:
         while (held := self.cache.begin(prompt, room, salt)) is None:

@@ -112,6 +112,21 @@ async def test_who_joins_late_without_a_replay_says_so_until_the_cache_was_fille
         await at.until(at.in_step)
 
 
+async def test_vllm_tells_again_what_requests_reuse_to_who_joined_late(tmp_path: Path) -> None:
+    async with lab(tmp_path, emulated(replay=False), before=warm_up) as at:
+        await at.until(lambda: "before is not known" in at.status().trust_reason)
+        body = {"model": "emulated", "max_tokens": 8, "prompt": "a river " * 40}
+        seen = []
+        for _ in range(2):
+            url = f"{at.gateway.url}/v1/completions"
+            async with at.session.post(url, json=body) as reply:
+                told = (await reply.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
+                seen.append((int(reply.headers["x-headwater-matched-tokens"]), told))
+            await at.until(at.in_step)
+        assert seen[0][0] == 0 < seen[0][1]
+        assert seen[1][0] == seen[1][1]
+
+
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 async def test_a_restart_under_the_same_name_empties_what_was_known(
