@@ -48,7 +48,7 @@ def _mapped(error: BaseException) -> UpstreamError | None:
         return UpstreamConnectError("the worker cannot be reached")
     if isinstance(error, TimeoutError):
         return UpstreamTimeout("the worker sent nothing for too long")
-    if isinstance(error, aiohttp.InvalidURL | ValueError):
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError | ValueError):
         return UpstreamRefused("the worker's address is not valid")
     if isinstance(error, aiohttp.ClientError | OSError):
         return UpstreamBroken("the worker broke off its answer")
