@@ -39,6 +39,7 @@ class ServerConnection(asyncio.Protocol):
         "_loop",
         "_parser",
         "_paused",
+        "_resumes",
         "_server",
         "_task",
         "_timer",
@@ -61,6 +62,8 @@ class ServerConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._unsent = 0
         self._paused = False
+        self._resumes = False
+        """What is parsed is the head that :meth:`_stay` puts before a body."""
         self._closing = False
         """Nothing that still comes is looked at."""
         self.current = ServerRequest(self)
@@ -137,10 +140,16 @@ class ServerConnection(asyncio.Protocol):
             return
         if not request.complete and not request.broken:
             request.drop_body()
-            self._linger = self._loop.call_later(limits.LINGER_S, self.close)
+            self._await_rest(end=not request.keep_alive)
         else:
             self._go_on(request)
         self._unpause()
+
+    def _await_rest(self, *, end: bool) -> None:
+        """Read on for a while and throw it away. ``end``: the client learns that no more comes."""
+        if end and self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._linger = self._loop.call_later(limits.LINGER_S, self.close)
 
     def _go_on(self, request: ServerRequest) -> None:
         """Request and answer are through."""
@@ -183,7 +192,7 @@ class ServerConnection(asyncio.Protocol):
             return
         answer = error_answer(BadRequest("The request is not valid HTTP."))
         self.send(whole_head(answer, self.date, close=True) + answer.body)
-        self.close()
+        self._await_rest(end=True)
 
     # --- the event loop's side
 
@@ -200,9 +209,7 @@ class ServerConnection(asyncio.Protocol):
             return
         self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.current.keep_alive = False  # no other protocol is spoken here
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse()
             return
@@ -214,6 +221,28 @@ class ServerConnection(asyncio.Protocol):
         if len(self._line) > 1 and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[upgrade.args[0] :])
+
+    def _stay(self, rest: bytes) -> None:
+        """No other protocol is spoken here: a request that offers one is served as it is. The
+        parser has left its body unread, so another one goes on behind an equal head."""
+        request = self.current
+        chunked = "Transfer-Encoding" in request.headers
+        framing = (
+            "Transfer-Encoding: chunked" if chunked else f"Content-Length: {request.length or 0}"
+        )
+        self._parser = httptools.HttpRequestParser(self)
+        request.complete = False
+        self._resumes = True
+        self._parser.feed_data(f"POST / HTTP/1.1\r\nHost: h\r\n{framing}\r\n\r\n".encode())
+        self._resumes = False
+        if rest:
+            self._feed(rest)
 
     def pause_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -243,22 +272,26 @@ class ServerConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A new request."""
-        self.current = ServerRequest(self)
+        if not self._resumes:
+            self.current = ServerRequest(self)
 
     def on_url(self, url: bytes) -> None:
         """May come in pieces."""
-        self.current.target += url.decode("utf-8", "surrogateescape")
+        if not self._resumes:
+            self.current.target += url.decode("utf-8", "surrogateescape")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers are dropped."""
         current = self.current
-        if not current.method:
+        if not current.method and not self._resumes:
             current.headers.add(
                 name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape")
             )
 
     def on_headers_complete(self) -> None:
         """The head is there: it is enough to begin."""
+        if self._resumes:
+            return
         current = self.current
         read_head(current, self._parser)
         if len(self._line) >= limits.MAX_PIPELINED:
@@ -276,6 +309,7 @@ class ServerConnection(asyncio.Protocol):
         """The request has been received to its end."""
         self._head_bytes = 0
         self.current.complete = True
+        self.current.wake()
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None

@@ -1,0 +1,312 @@
+"""The public listener's server, by the byte: framing, order, limits, what it must not accept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.exchange import Answer
+from gateway.wire import limits
+from gateway.wire.answers import WireClient
+from gateway.wire.request import ServerRequest
+from gateway.wire.server import ServerConnection, WireServer
+from shared.errors import ApiError
+
+POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi"
+GET = b"GET /b?q=1 HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+class Echo:
+    """Answers with method, target and body; ``/stream`` in chunks, ``/early`` without reading."""
+
+    def __init__(self) -> None:
+        self.server = WireServer(self.handle)
+        self.seen: list[tuple[str, str, bytes]] = []
+        self.gone = asyncio.Event()
+        self.wrote = 0
+
+    async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
+        client = WireClient(request, connection, [("x-extra", "1")])
+        try:
+            if request.path == "/early":
+                await client.send(Answer(401, b"no"))
+                return
+            if request.path == "/wait":
+                await asyncio.sleep(30)
+            body = await request.body(100_000)
+            self.seen.append((request.method, request.target, body))
+            if request.path == "/stream":
+                await client.start(200, [])
+                for byte in body:
+                    await client.write(bytes([byte]))
+                await client.finish()
+            elif request.path == "/flood":
+                await client.start(200, [])
+                while True:
+                    await client.write(bytes(65_536))
+                    self.wrote += 65_536
+            else:
+                await client.send(Answer(200, b"%b %b" % (request.target.encode(), body)))
+        except ApiError as error:
+            client.close = error.status in (408, 413)
+            await client.send(Answer(error.status, error.message.encode()))
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[tuple[Echo, int]]:
+    made = Echo()
+    listener = await made.server.listen("127.0.0.1", 0)
+    yield made, listener.sockets[0].getsockname()[1]
+    listener.close()
+    await made.server.shutdown(0.1)
+
+
+async def talk(port: int, *pieces: bytes, pause: float = 0.0, end: bool = True) -> bytes:
+    """Send, and read until the server closes (or until it is silent for a while)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(pause)
+    got = b""
+    try:
+        async with asyncio.timeout(5.0 if end else 0.4):
+            while piece := await reader.read(65_536):
+                got += piece
+    except (TimeoutError, ConnectionError):
+        got += b"" if not end else b"<never closed>"
+    writer.close()
+    return got
+
+
+CLOSE = b"GET /last HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+
+async def test_requests_of_one_connection_are_answered_in_order(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    for pieces in ([POST, GET, POST, CLOSE], [POST + GET + POST + CLOSE]):
+        got = await talk(port, *pieces, pause=0.01)
+        bodies = [part.split(b"\r\n\r\n")[1] for part in got.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+        assert bodies == [b"/a hi", b"/b?q=1 ", b"/a hi", b"/last "]
+        assert got.count(b"Connection: close") == 1
+    assert len(server.seen) == 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 400), max_size=12), st.booleans())
+def test_any_chunking_gives_the_same_answers(cuts: list[int], chunked: bool) -> None:
+    one = POST
+    if chunked:
+        one = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        one += b"1;x=y\r\nh\r\n1\r\ni\r\n0\r\nX-Trailer: 1\r\n\r\n"
+    data = one + GET + one + CLOSE
+
+    async def run() -> list[tuple[str, str, bytes]]:
+        made = Echo()
+        listener = await made.server.listen("127.0.0.1", 0)
+        edges = [0, *sorted(cut % len(data) for cut in cuts), len(data)]
+        pieces = [data[a:b] for a, b in pairwise(edges) if a < b]
+        await talk(listener.sockets[0].getsockname()[1], *pieces)
+        listener.close()
+        await made.server.shutdown(0.1)
+        return made.seen
+
+    want = [("POST", "/a", b"hi"), ("GET", "/b?q=1", b""), ("POST", "/a", b"hi")]
+    assert asyncio.run(run()) == [*want, ("GET", "/last", b"")]
+
+
+REFUSED = {
+    "no HTTP": b"hello\r\n\r\n",
+    "no host": b"GET /a HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /a HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "two lengths": b"POST /a HTTP/1.1\r\nHost: h\r\n"
+    b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
+    "length and chunks": b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks not last": b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
+    "odd chunks": b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: xchunked\r\n\r\nhi",
+    "signed length": b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: +2\r\n\r\nhi",
+    "listed length": b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2, 2\r\n\r\nhi",
+    "folded header": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n two\r\n\r\n",
+    "space before colon": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A : 1\r\n\r\n",
+    "zero byte": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: \0\r\n\r\n",
+    "long head": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: " + b"x" * 200_000,
+    "another version": b"GET /a HTTP/3.7\r\nHost: h\r\n\r\n",
+    "second is none": GET + b"\x16\x03\x01 what\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_could_be_read_in_two_ways_is_refused(echo: tuple[Echo, int], name: str) -> None:
+    server, port = echo
+    got = await talk(port, REFUSED[name])
+    if name == "second is none":
+        assert got.startswith(b"HTTP/1.1 200 OK")
+    else:
+        assert got.startswith(b"HTTP/1.1 400 Bad Request"), got
+        assert b"Connection: close" in got
+        assert not server.seen
+    assert b"never closed" not in got
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.binary(max_size=60)
+        | st.sampled_from(
+            [POST, GET, b"\r\n", b"Host: h\r\n", b"0\r\n\r\n", b"POST / HTTP/1.1\r\n"]
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_comes_the_server_lives(parts: list[bytes]) -> None:
+    async def run() -> None:
+        failures: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        made = Echo()
+        listener = await made.server.listen("127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(OSError):  # it may have closed already
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0)
+            writer.write_eof()
+            async with asyncio.timeout(5):
+                while await reader.read(65_536):
+                    pass
+        writer.close()
+        assert b"200 OK" in await talk(port, CLOSE)
+        listener.close()
+        await made.server.shutdown(0.1)
+        assert not made.server.connections
+        assert not failures
+
+    asyncio.run(run())
+
+
+async def test_old_clients(echo: tuple[Echo, int]) -> None:
+    _, port = echo
+    got = await talk(port, b"GET /a HTTP/1.0\r\n\r\n")
+    assert got.endswith(b"\r\n\r\n/a ")
+    got = await talk(port, b"POST /stream HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc")
+    assert b"chunked" not in got
+    assert got.endswith(b"\r\n\r\nabc")
+    got = await talk(port, b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", end=False)
+    assert b"Connection: keep-alive" in got
+
+
+async def test_a_stream_is_chunked(echo: tuple[Echo, int]) -> None:
+    _, port = echo
+    ask = b"POST /stream HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nab"
+    got = await talk(port, ask, CLOSE)
+    assert b"\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\nHTTP/1.1 200 OK" in got
+
+
+async def test_the_absolute_form_and_other_protocols(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    await talk(port, b"GET http://x.y/p?q HTTP/1.1\r\nHost: x.y\r\nConnection: close\r\n\r\n")
+    upgrade = b"POST /u HTTP/1.1\r\nHost: h\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n"
+    got = await talk(port, upgrade + b"Content-Length: 2\r\n\r\nhi")
+    assert b"200 OK" in got
+    assert server.seen == [("GET", "/p?q", b""), ("POST", "/u", b"hi")]
+
+
+async def test_head_gets_no_body(echo: tuple[Echo, int]) -> None:
+    _, port = echo
+    got = await talk(port, b"HEAD /a HTTP/1.1\r\nHost: h\r\n\r\n", CLOSE)
+    first = got.split(b"HTTP/1.1 200 OK")[1]
+    assert b"Content-Length: 3" in first
+    assert first.endswith(b"\r\n\r\n")
+
+
+async def test_a_body_is_asked_for_where_the_client_waits(echo: tuple[Echo, int]) -> None:
+    _, port = echo
+    ask = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    got = await talk(port, ask, b"hi", CLOSE, pause=0.05)
+    assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    refused = await talk(port, ask.replace(b"/a", b"/early"))
+    assert refused.startswith(b"HTTP/1.1 401")
+    assert b"Connection: close" in refused  # whether the body will come nobody can know
+
+
+async def test_an_early_answer_leaves_the_connection_usable(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    ask = b"POST /early HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\n\r\n"
+    got = await talk(port, ask, b"x" * 150_000, b"x" * 150_000, CLOSE, pause=0.05)
+    assert got.startswith(b"HTTP/1.1 401")
+    assert b"200 OK" in got
+    assert server.seen == [("GET", "/last", b"")]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_bodies_beyond_the_limit(echo: tuple[Echo, int], announced: bool) -> None:
+    _, port = echo
+    if announced:
+        pieces = [b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 200000\r\n\r\n", b"x" * 200_000]
+    else:
+        head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        pieces = [head, *[b"8000\r\n" + b"x" * 0x8000 + b"\r\n"] * 6, b"0\r\n\r\n"]
+    got = await talk(port, *pieces, pause=0.01)
+    assert got.startswith(b"HTTP/1.1 413")
+    assert b"never closed" not in got
+
+
+async def test_slow_clients(echo: tuple[Echo, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, port = echo
+    monkeypatch.setattr(limits, "HEAD_S", 0.3)
+    monkeypatch.setattr(limits, "BODY_S", 0.3)
+    assert await talk(port) == b""
+    assert await talk(port, b"GET /a HT") == b""
+    assert (await talk(port, POST[:-1])).startswith(b"HTTP/1.1 408")
+    assert (await talk(port, GET)).startswith(b"HTTP/1.1 200")  # idle after it: closed
+
+
+async def test_a_client_that_leaves_ends_its_handler(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET.replace(b"/b", b"/wait"))
+    await asyncio.sleep(0.05)
+    writer.close()
+    async with asyncio.timeout(5):
+        await server.gone.wait()
+
+
+async def test_a_client_that_reads_nothing_holds_little(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(GET.replace(b"/b", b"/flood"))
+    await reader.read(10)
+    await asyncio.sleep(0.3)
+    before = server.wrote
+    await asyncio.sleep(0.2)
+    assert server.wrote == before < 32 << 20
+    writer.close()
+    async with asyncio.timeout(5):
+        await server.gone.wait()
+
+
+async def test_too_many_requests_in_line_close_the_connection(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    got = await talk(port, GET * 1000)
+    assert b"never closed" not in got
+    assert 1 <= len(server.seen) <= limits.MAX_PIPELINED + 1
+
+
+async def test_shutdown_waits_a_little_for_those_at_work(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    idle = asyncio.create_task(talk(port, GET))
+    busy = asyncio.create_task(talk(port, GET.replace(b"/b", b"/wait")))
+    await asyncio.sleep(0.1)
+    await server.server.shutdown(0.2)
+    assert b"200 OK" in await idle
+    assert await busy in (b"", b"<never closed>")
+    assert not server.server.connections
