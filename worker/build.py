@@ -35,7 +35,7 @@ from worker.engine import Engine
 from worker.eventlog import EventLog, make_epoch
 from worker.fake_runner import FakeModel, FakeRunner
 from worker.grammar import GrammarCompiler
-from worker.placement import allowed_cores, pinned_cores
+from worker.placement import allowed_cores, check_device, pinned_cores
 from worker.publish import Published, RedisPublisher
 from worker.requests import Limits
 from worker.runner import Runner
@@ -100,6 +100,7 @@ def check_model(model: ModelConfig) -> None:
     """Raise ``ConfigError`` at once for what loading would refuse only after importing torch."""
     pinned_cores(model.pin, allowed_cores())
     path = model.path
+    check_device(model.device, fake=path == FAKE)
     if path == FAKE:
         return
     for package in ("torch", "transformers"):
@@ -126,17 +127,39 @@ def load_model(config: WorkerConfig, progress: Callable[[str], None] | None = No
         fake = _fake_model(config)
         return replace(fake, adapters=read_all(fake.runner.adapters, folders))
     limit_threads(config.model.threads, os.environ)
+    log = structlog.get_logger("worker.load")
+    tell = _each_once(progress or (lambda text: log.info("loading", step=text)))
+    _fetch_first(config.model.path, tell)
     try:
         from worker.model.runner import TorchRunner
     except ModuleNotFoundError as error:
         raise _missing(config.model.path, error.name) from None
-    log = structlog.get_logger("worker.load")
-    tell = progress or (lambda text: log.info("loading", step=text))
     runner = TorchRunner.load(config.model, config.cache, progress=tell)
     defaults = OPENAI
     if config.model.generation_config == "auto":
         defaults = read_defaults(runner.folder)
     return Model(runner, runner.bundle, read_all(runner.adapters, folders), defaults)
+
+
+def _fetch_first(path: str, tell: Callable[[str], None]) -> None:
+    """Have a hub's model here before torch is imported, which takes seconds: that it cannot be had
+    is known much sooner. Raises ``ConfigError``."""
+    from worker.model.fetch import hub_snapshot, local_place
+
+    if path != DEFAULT_MODEL and local_place(path) is None:
+        hub_snapshot(path, tell)
+
+
+def _each_once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Says nothing a second time."""
+    said: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            tell(text)
+
+    return once
 
 
 def adapter_folders(config: WorkerConfig) -> dict[str, str]:

@@ -1,14 +1,24 @@
-"""Which cores the engine's threads may use: the setting ``model.pin`` as a set of core numbers."""
+"""Where the engine may run: the form of ``model.device``, ``model.pin`` as a set of cores."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Set as AbstractSet
 
 from shared.errors import ConfigError
 
 ANY_CORE = "none"
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
+
+
+def check_device(device: str, *, fake: bool) -> None:
+    """Raise ``ConfigError`` for what is no device; whether it is there, only torch knows."""
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError("model.device", device, "must be auto, cpu or cuda:N")
+    if fake and device not in ("auto", "cpu"):
+        raise ConfigError("model.device", device, "the fake model runs on the CPU only")
 
 
 def allowed_cores() -> frozenset[int] | None:

@@ -37,6 +37,7 @@ from worker.config import WorkerConfig
 from worker.eventlog import EventLog
 from worker.httpserver import runner_of
 from worker.publish import RedisPublisher
+from worker.reach import unreachable
 from worker.routes_generate import GenerateRoutes
 from worker.routes_meta import MetaRoutes
 from worker.routes_native import NativeRoutes
@@ -97,6 +98,10 @@ class WorkerServer:
         loaded, log, publisher = assemble(self._service, model, worker, url)
         self._service.become_ready(loaded, log)
         if publisher is not None:
+            warning = unreachable(url, self._config.redis.url)
+            if warning:
+                self._log.warning("address_of_no_use", url=url, reason=warning)
+                self._announce(f"warning: {warning}")
             self._service.redis_up = lambda: publisher.up
             publisher.start()
         self._log.info("ready", worker=worker, url=url, admin_port=admin_port)

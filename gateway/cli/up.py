@@ -19,11 +19,14 @@ from gateway.cluster.redisserver import server_spec
 from gateway.cluster.supervisor import Supervisor
 from gateway.ledger import default_dir
 from gateway.plugins import find_policy
+from shared import redisurl
 from shared.errors import ConfigError
+from shared.redislink import RedisLink, RedisLost
 
 app = typer.Typer()
 
 LAST_PORT = 65_535
+REDIS_ANSWER_S = 2.0
 
 
 @app.command(
@@ -110,6 +113,9 @@ async def run_cluster(options: ClusterOptions, redis: str) -> int:
     logs = state_dir() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     ledger = Path(os.environ.get("HEADWATER_LEDGER__DIR") or default_dir(os.environ))
+    if redis not in ("auto", "none"):
+        redisurl.check(redis)
+        await tell_redis(redis)
     supervisor = Supervisor(say)
     supervisor.watch_signals()
     with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
@@ -135,6 +141,20 @@ async def run_cluster(options: ClusterOptions, redis: str) -> int:
         finally:
             await supervisor.stop()
     return 0
+
+
+async def tell_redis(url: str) -> None:
+    """Say so if a Redis that was named does not answer; the cluster works without it."""
+    link = RedisLink(url, REDIS_ANSWER_S, "headwater-up")
+    try:
+        await link.call([("ROLE",)])
+    except RedisLost as error:
+        say(
+            f"warning: redis {redisurl.shown(url)} does not answer ({error}); going on without it: "
+            "gateways follow the workers directly, and use it once it is there"
+        )
+    finally:
+        await link.drop()
 
 
 def say(text: str) -> None:

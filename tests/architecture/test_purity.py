@@ -90,6 +90,7 @@ PURE = """
     worker/logprobshape.py
     worker/pace.py
     worker/probe.py
+    worker/reach.py
     worker/roster.py
     worker/runner.py
     worker/scheduler.py

@@ -114,6 +114,14 @@ def test_a_worker_killed_in_a_stream_ends_it_with_an_error_event(start: Callable
     until(lambda: ready_workers(up) == 2)
 
 
+def test_a_redis_that_was_named_and_is_dead_is_told(start: Callable[..., Up]) -> None:
+    up = start("--redis", "redis://user:secret@127.0.0.1:9/0")
+    [warning] = [line for line in up.lines if line.startswith("warning: ")]
+    assert "redis://***@127.0.0.1:9/0 does not answer" in warning
+    assert "secret" not in warning
+    assert up.chat("hello").status_code == 200
+
+
 def test_redis_killed_costs_no_request_and_comes_back(start: Callable[..., Up]) -> None:
     up = start()
     until(lambda: ready_workers(up) == 2)

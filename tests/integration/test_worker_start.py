@@ -50,6 +50,8 @@ def test_bad_starts_are_one_line_and_exit_2() -> None:
             (run_worker("--port", "0", "--admin-host", "0.0.0.0"), "serve.admin_token", "0.0.0.0"),
             (run_worker("--port", "0", "--block-size", "0"), "cache.block_size", "0"),
             (run_worker("--port", "0", "--redis", "ftp://x"), "redis.url", "ftp://x"),
+            (run_worker("--port", "0", "--device", "tpu"), "model.device", "tpu"),
+            (run_worker("--port", "0", "--device", "cuda:0"), "model.device", "cuda:0"),
             (run_worker("--port", "0", HEADWATER_CACHE__KV_BLOKS="3"), "kv_bloks", "KV_BLOCKS"),
         ]
     for result, key, value in cases:
@@ -82,6 +84,31 @@ def test_a_wrong_model_path_is_told_before_torch_is_imported(path: str, tmp_path
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith(f"worker: model.path: {path!r}: ")
     assert result.stdout == "False\n"
+
+
+def test_that_a_hub_has_no_such_model_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys; from worker.__main__ import main; code = main()\n"
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--port", "0", "--model", "nobody/nothing"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.getcwd(),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path),
+            "HEADWATER_LOG__LEVEL": "error",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "not fetched from the model hub" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == "fetching nobody/nothing from the model hub\nFalse\n"
 
 
 def test_help_has_an_example() -> None:

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from shared.errors import ConfigError
 
@@ -159,6 +160,7 @@ def _unpack_default(scratch: Path) -> Path:
 def hub_snapshot(model_id: str, progress: Progress) -> Path:
     """Local folder of a hub model (safetensors only). Raises ``ConfigError`` with the reason."""
     progress(f"fetching {model_id} from the model hub")
+    disable_progress_bars()  # they would write over the worker's own lines on stderr
     try:
         return Path(snapshot_download(model_id, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError, HfHubHTTPError) as error:
