@@ -7,14 +7,14 @@ costs as much as reading a request. On a terminal they go through that, like all
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Protocol, TextIO
+import time
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import structlog
 
-from shared.logs import is_text
+from shared.logs import json_lines
 from shared.settings import LogConfig
 
 FLUSH_S = 0.05
@@ -82,17 +82,18 @@ class LoggedLines:
 class JsonLines:
     """Lines of JSON, written together."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Needs a running event loop."""
-        self._stream = stream
+    def __init__(self, write: Callable[[str], object]) -> None:
+        """Needs a running event loop. ``write`` adds the last line end and does not raise."""
+        self._write = write
         self._loop = asyncio.get_running_loop()
         self._encode = msgspec.json.Encoder().encode
+        self._stamps = _Stamps()
         self._lines: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, line: AccessLine) -> None:
         """See :class:`AccessLog`."""
-        head = self._encode(_JsonLine(_now(), "info", "request"))
+        head = self._encode(_JsonLine(self._stamps.text(), "info", "request"))
         self._lines.append(head[:-1] + b"," + self._encode(line)[1:])
         if len(self._lines) >= _MAX_LINES:
             self._flush()
@@ -109,9 +110,7 @@ class JsonLines:
             self._timer = None
         lines, self._lines = self._lines, []
         if lines:
-            with suppress(OSError, ValueError):  # nobody reads the log any more: work goes on
-                self._stream.write((b"\n".join(lines) + b"\n").decode())
-                self._stream.flush()
+            self._write(b"\n".join(lines).decode())
 
 
 class NoLines:
@@ -124,12 +123,26 @@ class NoLines:
         """See :class:`AccessLog`."""
 
 
-def open_access_log(config: LogConfig, stream: TextIO) -> AccessLog:
-    """The access log that fits the configuration. Needs a running event loop."""
+def open_access_log(config: LogConfig) -> AccessLog:
+    """The access log that fits how logging was configured. Needs a running event loop."""
     if config.level in ("warning", "error"):
         return NoLines()
-    return LoggedLines() if is_text(config, stream) else JsonLines(stream)
+    write = json_lines()
+    return LoggedLines() if write is None else JsonLines(write)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+class _Stamps:
+    """The time in ISO 8601, UTC; the part down to the second is made once a second."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._text = ""
+
+    def text(self) -> str:
+        """Now."""
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._text}.{int((now - second) * 1e6):06d}Z"

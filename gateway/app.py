@@ -7,13 +7,14 @@ is checked before the route is looked up, so a new route cannot be left out.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
-from secrets import token_hex
+from random import Random
 from urllib.parse import unquote
 
 import structlog
@@ -121,6 +122,7 @@ class App:
         self.reconfigure(config, access)
         self._created = int(time.time())
         self._log = structlog.get_logger("headwater.app")
+        self._ids = Random(os.urandom(32))
         self.busy = 0
         """Requests being served now."""
         self.idle = asyncio.Event()
@@ -138,7 +140,7 @@ class App:
     async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
         """Answer one request; the server's entry point."""
         route = route_of(request.path)
-        request_id = RequestId(f"req-{token_hex(12)}")
+        request_id = RequestId(f"req-{self._ids.getrandbits(96):024x}")
         own = request.headers.get("x-request-id", "")
         own = own if _PLAIN_ID.fullmatch(own) else ""
         inbound = Inbound(

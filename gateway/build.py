@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from random import Random
@@ -124,7 +123,7 @@ class Gateway:
                 recalling=self.feeds.book.recalling,
             )
         )
-        self._access = open_access_log(config.log, sys.stderr)
+        self._access = open_access_log(config.log)
         self.app = App(
             config.listen, self.pipeline, self.router, metrics, self.readiness, self._access
         )
@@ -213,7 +212,7 @@ class Gateway:
         if changes.touches("log."):
             set_level(config.log)
             self._access.close()
-            self._access = open_access_log(config.log, sys.stderr)
+            self._access = open_access_log(config.log)
         self._config = config
         self.pipeline.reconfigure(config)
         self.app.reconfigure(config.listen, self._access)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -35,7 +35,7 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> None:
     """Send all log lines to ``stream`` (stderr) as ``config`` says. May be called again."""
     target = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[config.level.upper()]
-    text = is_text(config, target)
+    text = config.format == "text" or (config.format == "auto" and target.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -73,9 +73,14 @@ def set_level(config: LogConfig) -> None:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
-def is_text(config: LogConfig, stream: TextIO) -> bool:
-    """Lines for people, not JSON."""
-    return config.format == "text" or (config.format == "auto" and stream.isatty())
+def json_lines() -> Callable[[str], object] | None:
+    """Writes finished lines of JSON where log lines go; None if those have another form."""
+    configured = structlog.get_config()
+    if not any(
+        isinstance(one, structlog.processors.JSONRenderer) for one in configured["processors"]
+    ):
+        return None
+    return cast("Callable[[str], object]", configured["logger_factory"]().msg)
 
 
 class _Lossy:

@@ -366,6 +366,7 @@ async def test_one_log_line_per_request_and_no_prompt_in_it(stub, serve, log) ->
     await ask(served.url, f"{CHAT}?key=CANARY", chat("CANARY"))
     odd = 'x\n{"level":"x"}'
     await ask(served.url, CHAT, {**chat("CANARY"), "model": odd})
+    await eventually(lambda: log.getvalue().count('"event":"request"') == 3)
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     assert "CANARY" not in json.dumps(lines)
     told = [line for line in lines if line["event"] == "request"]
