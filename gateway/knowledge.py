@@ -29,6 +29,9 @@ from shared.events import EventBatch
 from shared.types import WorkerId
 
 _WORKER = "worker"
+_WATCHED = 32
+"""Of prompts on a worker that is not believed, so many blocks are followed: enough to see whether
+what it should hold is delivered again."""
 _SLACK_SHARE = 8
 """Blocks of text: a token is not always four bytes, so an eighth of a prompt is within reason."""
 
@@ -227,7 +230,9 @@ class Knowledge:
     def promise(self, query: Query, candidate: Candidate, now: float) -> Promise:
         """The prompt was booked on a worker."""
         indexed = (candidate.matched_tokens - candidate.promised_tokens) // GRANULE
-        return self._promises.make(candidate.worker.id, query.keys, indexed, now)
+        blind = candidate.worker.trust is Trust.BLIND  # nobody looks for promises there
+        keys = () if blind else query.keys
+        return self._promises.make(candidate.worker.id, keys, indexed, now)
 
     def keep(self, promise: Promise, now: float) -> None:
         """The prompt was computed."""
@@ -287,8 +292,9 @@ class Knowledge:
             seen = Compared(expected.least, expected.most, expected.other, cached, block)
             self._trust.compare(member.id, seen, now)
         if expected.place is not None:
+            blind = self._trust.of(member.id)[0] is Trust.BLIND
             request = Served(
-                keys=query.keys,
+                keys=query.keys[:_WATCHED] if blind else query.keys,
                 prompt_tokens=delivered.prompt_tokens,
                 output_tokens=delivered.output_tokens,
                 expected_tokens=likely,
