@@ -92,6 +92,10 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return self._count
 
+    def resize(self, most: int, oldest_every: int) -> None:
+        """Other limits, for those who come: whoever waits already may go on waiting."""
+        self._most, self._oldest_every = most, oldest_every
+
     def depths(self) -> dict[int, int]:
         """How many wait, by priority. Pure."""
         depths: dict[int, int] = {}

@@ -50,6 +50,13 @@ class Gate:
         self._waiters: dict[Ticket, _Waiter] = {}
         self._tick: asyncio.TimerHandle | None = None
 
+    def reconfigure(self, config: AdmissionConfig) -> None:
+        """Other settings; there may be room for some who wait."""
+        self._config = config
+        self.queue.resize(config.queue, config.oldest_every)
+        if self._waiters:
+            self.pump()
+
     async def passes(self, query: Query, tokens: int, bind: Bind) -> Ticket | None:
         """Return when the request has been bound; its ticket if it had to wait.
 

@@ -87,6 +87,7 @@ class Pipeline:
     def reconfigure(self, config: GatewayConfig) -> None:
         """Other settings for the requests to come. Times on workers stay as they are."""
         self._config = config
+        self._gate.reconfigure(config.admission)
 
     async def generate(self, inbound: Inbound, kind: RouteKind, client: Client) -> None:
         """A chat or text completion. Raises :class:`ApiError` if it reached no worker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routerkit import Rig
 
@@ -107,6 +107,7 @@ def test_a_model_without_room_does_not_hold_up_another() -> None:
     assert not queue.waiting("other")
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 500)), min_size=1, max_size=6),
     st.integers(0, 2**32),
@@ -137,6 +138,7 @@ class Model:
         self.tickets: list[Ticket] = []
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(
         st.tuples(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from rig import eventually
+from rig import HANG, ROLE, SSE_HEAD, chunk, delta, eventually
 
 from gateway.config import DiscoveryConfig, FileConfig, GatewayConfig
 from gateway.configwatch import ConfigWatch
@@ -32,7 +32,7 @@ def test_every_reloadable_key_exists_and_is_documented() -> None:
     intro = (ROOT / "docs" / "configuration.md").read_text().split("## headwater gateway")[0]
     for one in RELOADABLE:
         assert any(key.startswith(one) for key in keys), one
-        assert (f"[{one[:-1]}]" if one.endswith(".") else f"`{one}`") in intro, one
+        assert (f"`[{one[:-1]}]`" if one.endswith(".") else f"`{one}`") in intro, one
 
 
 def test_only_reloadable_keys_are_taken_over() -> None:
@@ -209,3 +209,28 @@ async def _event(stream: asyncio.StreamReader, name: str) -> dict[str, Any]:
         if told.get("event") == name:
             return told
     raise AssertionError(f"no {name}")
+
+
+async def test_more_room_lets_those_pass_who_wait(serve: Any, stub: Any) -> None:
+    import aiohttp
+
+    worker = await stub()
+    worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), HANG])
+    served = await serve(worker, **{"admission.inflight_per_worker": 1})
+    gateway = served.gateway
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        async with session.post(f"{served.url}/v1/chat/completions", json=body) as response:
+            await response.read()
+
+    async with aiohttp.ClientSession() as session:
+        running = [asyncio.create_task(ask(session)) for _ in range(2)]
+        await eventually(lambda: len(worker.seen) == 1, 20.0)
+        await eventually(gateway.pipeline._gate.queue.depths, 20.0)
+        admission = msgspec.structs.replace(gateway._config.admission, inflight_per_worker=2)
+        await gateway.reload(msgspec.structs.replace(gateway._config, admission=admission))
+        await eventually(lambda: len(worker.seen) == 2, 20.0)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
