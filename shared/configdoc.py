@@ -32,7 +32,8 @@ JSON. An unknown key is an error. `headwater gateway --check -c FILE` checks one
 
 A running gateway reads its sources again on SIGHUP, and when the file has changed. It takes over
 `workers.urls`, `workers.request_timeout_s`, all of `[discovery]` and `[admission]`,
-`routing.policy`, `routing.options`, `routing.allow_policy_header`, `routing.retries`, `routing.prefix_hash_tokens`,
+`routing.policy`, `routing.options`, `routing.allow_policy_header`, `routing.retries`,
+`routing.prefix_hash_tokens`,
 `routing.prefix_hash_load_factor`, `listen.max_body_mib`, `listen.headers`, `listen.api_keys`,
 `listen.drain_s` and `log.level`; of what else has changed it logs the names and tells them in the
 notes of `/ready` until it is restarted. A file that no gateway could start with changes nothing,
