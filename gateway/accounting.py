@@ -7,6 +7,7 @@ How the split is chosen:
 - ``draining``: the part that only draining or ejected workers held. The rest of what was available
   but not captured is ``policy`` when another policy than ``cost`` chose, else
   ``diverted_for_load``. What a worker excluded by a retry held is not told apart from load.
+- ``isolation``: what a live worker held beyond that of the same tokens under another cache salt.
 - ``delivered`` is what the engine said. If it said nothing, all that was captured is
   ``unreported``. If it delivered less, that is ``token_mismatch`` where it also counted another
   prompt length than we did, else ``stale_index``; if it delivered more, that is ``gained``.
@@ -52,11 +53,13 @@ def account(
     if prompt != prompt_tokens:
         matchable = usable_tokens(prompt, prompt, overlap.block_size)
     matchable = min(max(0, matchable), prompt)
-    available = min(max(0, overlap.available_tokens), matchable)
-    captured = min(max(0, captured_tokens), available)
+    reachable = min(max(0, overlap.available_tokens), matchable)
+    isolation = min(max(0, overlap.isolated_tokens), matchable - reachable)
+    available = reachable + isolation
+    captured = min(max(0, captured_tokens), reachable)
     evicted = min(max(0, overlap.seen_tokens), matchable) - available
     evicted = max(0, evicted)
-    missed = available - captured
+    missed = reachable - captured
     draining = min(max(0, overlap.draining_tokens), missed)
     elsewhere = missed - draining
     lost, gained, delivered, unreported = 0, 0, 0, 0
@@ -77,6 +80,7 @@ def account(
         draining=draining,
         policy=elsewhere if policy != "cost" else 0,
         diverted_for_load=elsewhere if policy == "cost" else 0,
+        isolation=isolation,
         delivered=delivered,
         stale_index=0 if mismatch else lost,
         token_mismatch=lost if mismatch else 0,

@@ -27,6 +27,8 @@ class Overlap(msgspec.Struct, frozen=True):
     """Best usable overlap on any live worker, draining and ejected ones included."""
     draining_tokens: int = 0
     """The part of ``available_tokens`` that no worker open to new requests holds."""
+    isolated_tokens: int = 0
+    """What live workers hold beyond ``available_tokens``, but under another cache salt."""
 
 
 class Route(msgspec.Struct, frozen=True):

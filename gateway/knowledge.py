@@ -23,6 +23,7 @@ from gateway.parity import Parity
 from gateway.promises import Promise, Promises
 from gateway.routing.base import Candidate, Query, Trust, WorkerState
 from gateway.routing.branches import Branches, Popularity
+from gateway.scopes import Scopes
 from gateway.trust import NO_FEED, Compared, TrustBook, TrustChange
 from shared.blocks import GRANULE, usable_tokens
 from shared.events import EventBatch
@@ -50,6 +51,8 @@ class Held(msgspec.Struct, frozen=True):
     trust: Mapping[WorkerId, Trust]
     seen_tokens: int
     popularity: Popularity
+    isolated: Mapping[WorkerId, int] = {}
+    """What of the prompt they hold under another cache salt."""
 
     def new_kv_tokens(self, worker: WorkerId) -> int:
         """Prompt tokens that need new room on the worker's device."""
@@ -63,6 +66,7 @@ class Held(msgspec.Struct, frozen=True):
         live = [m for m in serving if m.state(now) is not WorkerState.DOWN]
         best = max((self.usable[m.id] for m in live), default=0)
         reachable = max((self.usable[m.id] for m in open_to), default=0)
+        foreign = max((self.isolated.get(m.id, 0) for m in live), default=0)
         sizes = [member.info.block_size for member in live]
         matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or [GRANULE])
         return Overlap(
@@ -71,6 +75,7 @@ class Held(msgspec.Struct, frozen=True):
             seen_tokens=self.seen_tokens,
             available_tokens=best,
             draining_tokens=best - min(best, reachable),
+            isolated_tokens=max(0, foreign - best),
         )
 
 
@@ -88,6 +93,7 @@ class Knowledge:
         self._trust = TrustBook(self._trust_changed)
         self._promises = Promises()
         self._ghosts = GhostMemory(ghost_keys)
+        self._scopes = Scopes(max(1, ghost_keys // 8))
         self._branches = Branches(max(1, ghost_keys // 16))
         self._learner = Learner()
         self.outbox = Outbox()
@@ -220,7 +226,28 @@ class Knowledge:
                 usable[worker] = more
         stride = min(member.stride for member in serving)
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
-        return Held(total, usable, host, promised, trust, seen, self._branches.popularity(keys))
+        isolated = self._isolated(query, serving, total)
+        popularity = self._branches.popularity(keys)
+        return Held(total, usable, host, promised, trust, seen, popularity, isolated)
+
+    def _isolated(
+        self, query: Query, serving: Sequence[Member], total: int
+    ) -> Mapping[WorkerId, int]:
+        """What workers hold of the same tokens without a salt, or under another one."""
+        salted = bool(query.plain_keys)
+        if not query.keys or not (salted or len(self._scopes)):
+            return {}
+        plain = query.plain_keys if salted else query.keys
+        found: dict[WorkerId, int] = {}
+        copies = self._scopes.copies(plain)
+        for keys in (plain if salted else (), copies):
+            matches = self._index.match(keys) if keys else {}
+            for member in serving:
+                match = matches.get(member.id) or matches.get(_aside(member.id))
+                if match is not None:
+                    tokens = _usable(member, match.tokens // GRANULE, total)
+                    found[member.id] = max(found.get(member.id, 0), tokens)
+        return found
 
     def asked(self, query: Query, overlap: Overlap) -> None:
         """A request begins; ``overlap`` is as it was decided."""
@@ -278,6 +305,8 @@ class Knowledge:
         :param judge: what was delivered can be held against what was predicted.
         """
         self._ghosts.remember(query.keys)
+        if query.plain_keys:
+            self._scopes.remember(query.plain_keys, query.keys)
         if not query.keys or not member.info.prefix_cache:
             return
         cached, slack = delivered.cached_tokens, 0

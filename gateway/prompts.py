@@ -54,6 +54,8 @@ class Prompt(msgspec.Struct, frozen=True):
     hash_s: float = 0.0
     adapter: str = ""
     """Scope of the adapter that is asked."""
+    plain_keys: Sequence[BlockKey] = ()
+    """Keys without the request's cache salt; empty if it has none."""
 
 
 class BundleSource(Protocol):
@@ -148,9 +150,13 @@ class Prompts:
             chain = await loop.run_in_executor(self._threads, renderer.chain, request, root)
         else:
             chain = renderer.chain(request, root)
+        plain: Sequence[BlockKey] = ()
+        if request.cache_salt:  # the text is in the segment cache now: this only hashes
+            plain = renderer.chain(request, self._root(profile, "")).keys
         seconds = self._clock() - begun
         hash_s = min(seconds, chain.hash_s) if profile.tokenizer else seconds
-        return Prompt(chain.keys, chain.n_tokens, seconds - hash_s, hash_s, profile.adapter)
+        tokens = chain.n_tokens
+        return Prompt(chain.keys, tokens, seconds - hash_s, hash_s, profile.adapter, plain)
 
     def _root(self, profile: ModelProfile, salt: str) -> bytes:
         """First state of the hash chain; kept for the usual case without a salt."""

@@ -102,6 +102,7 @@ def generation(
             arrived=inbound.arrived,
             # What nobody will reuse must not be expected, nor be missed when it is not delivered.
             keys=() if request.scores_prompt else prompt.keys,
+            plain_keys=() if request.scores_prompt else prompt.plain_keys,
             adapter=prompt.adapter,
             session=session[:MAX_NAME],
             tenant=inbound.tenant,

@@ -46,6 +46,8 @@ class Query(msgspec.Struct, frozen=True):
     """Monotonic seconds."""
     keys: Sequence[BlockKey] = ()
     """One key per full granule of the prompt."""
+    plain_keys: Sequence[BlockKey] = ()
+    """Those of the same prompt without its cache salt; empty if it has none."""
     adapter: str = ""
     """Scope of the LoRA adapter that is asked; empty: the model itself."""
     tenant: str = ""

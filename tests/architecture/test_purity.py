@@ -50,6 +50,7 @@ PURE = """
     gateway/records.py
     gateway/reload.py
     gateway/router.py
+    gateway/scopes.py
     gateway/sim/bounds.py
     gateway/sim/model.py
     gateway/sim/recorded.py
