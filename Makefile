@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-compose check format bench bench-routing bench-simulator bench-engine proof storm docs clean
+.PHONY: help setup up test test-slow test-browser test-compose check format bench bench-routing bench-simulator bench-engine proof storm docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -30,10 +30,14 @@ up: $(STAMP) ## a local cluster on a real model: http://127.0.0.1:8000 (ARGS="--
 	@exec $(BIN)/headwater up $(ARGS)
 
 test: setup ## unit, contract, property and integration tests
-	$(PYTEST) tests -m "not compose" $(ARGS)
+	$(PYTEST) tests -m "not compose and not browser" $(ARGS)
 
 test-slow: setup ## property tests with thirty times as many examples
 	HEADWATER_TEST_DEPTH=30 $(PYTEST) tests/properties tests/gateway/test_feeds_replica.py --timeout 3600 $(ARGS)
+
+test-browser: setup ## the report and the dashboard in headless Chromium, which it installs (HEADWATER_PICTURES=DIR keeps pictures)
+	@scripts/setup.sh browser
+	$(PYTEST) tests/browser -m browser $(ARGS)
 
 test-compose: setup ## build and run compose.yaml for real (needs docker compose)
 	$(PYTEST) tests/compose -m compose $(ARGS)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment with all extras, pinned by constraints.txt. Called by `make`.
 # With the argument `node`: the Node client of the API instead, which one of the tests runs.
+# With `browser`: Chromium, for `make test-browser`; HEADWATER_CHROMIUM names another one.
 #   PYTHON       interpreter to use (>= 3.11)          VENV  where the environment goes
 #   TORCH_INDEX  a wheel index for torch alone; empty takes the default index
 set -euo pipefail
@@ -23,6 +24,11 @@ if [ "${1:-}" = node ]; then
   need node nodejs
   need npm npm
   npm ci --loglevel=error --no-audit --no-fund --prefix tests/node
+  exit
+fi
+
+if [ "${1:-}" = browser ]; then
+  need "${HEADWATER_CHROMIUM:-chromium}" chromium
   exit
 fi
 
