@@ -20,20 +20,18 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from gateway import work
-from gateway.app import GENERATE
+from gateway.adminindex import INDEX, IndexRoutes
+from gateway.asked import MAX_BODY, Asking
 from gateway.browsers import is_loopback, refuse_foreign_pages, refuse_other_sites
 from gateway.config import GatewayConfig
 from gateway.dashboard.pages import EVENTS, PAGE, Dashboard
 from gateway.decision import WorkerStatus
-from gateway.exchange import Answer, ClientGone, Inbound, error_answer
+from gateway.exchange import Answer, ClientGone, error_answer
 from gateway.explanation import told
 from gateway.feeds.sources import SourceState
 from gateway.httpserver import json_answer, json_body, read_body, whole
 from gateway.prompts import Prompts
 from gateway.router import Router
-from shared import openai
-from shared.blocks import GRANULE
 from shared.errors import (
     ApiError,
     BadRequest,
@@ -43,10 +41,8 @@ from shared.errors import (
     NotFound,
     Unauthorized,
 )
-from shared.openai import RouteKind
-from shared.types import RequestId, WorkerId
+from shared.types import WorkerId
 
-MAX_BODY = 64 * 2**20
 WORKERS = "/admin/workers"
 JSON = ("Content-Type", "application/json")
 
@@ -60,6 +56,10 @@ class Fleet(Protocol):
 
     def remove_worker(self, worker: WorkerId) -> bool:
         """Let a worker go. False: unknown."""
+        ...
+
+    def resync(self, worker: WorkerId) -> None:
+        """Ask a worker that has an event feed for its whole contents again."""
         ...
 
     def outsiders(self) -> list[WorkerStatus]:
@@ -100,8 +100,10 @@ class Admin:
         dashboard: Dashboard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._router, self._prompts = config, router, prompts
+        self._router = router
         self._fleet, self._registry, self._report, self._clock = fleet, registry, report, clock
+        self._asking = Asking(config, router, prompts, clock)
+        self._index = IndexRoutes(router, self._asking, fleet.resync, clock)
         self._dashboard = dashboard
         self._token = config.listen.admin_token.encode()
         self._log = structlog.get_logger("headwater.admin")
@@ -134,6 +136,8 @@ class Admin:
             return await self._add(json_body(await read_body(request, MAX_BODY)))
         if method == "POST" and path == "/admin/explain":
             return await self._explain(request)
+        if method == "POST" and path in self._index.routes:
+            return await self._index.routes[path](request)
         worker, action = self._target(request)
         if method == "DELETE" and not action:
             return self._changed(worker, "removed", self._fleet.remove_worker(worker))
@@ -164,6 +168,8 @@ class Admin:
             return Answer(200, body, [("Content-Type", CONTENT_TYPE_LATEST)])
         if path == WORKERS:
             return json_answer(self._workers())
+        if path == INDEX:
+            return self._index.stats()
         if path == "/admin/report":
             if self._report is None:
                 raise NotFound("There is no ledger: [ledger] dir is not set.")
@@ -218,43 +224,9 @@ class Admin:
 
     async def _explain(self, request: web.BaseRequest) -> Answer:
         """How a request would be routed now; changes nothing."""
-        body = await read_body(request, MAX_BODY)
-        fields = json_body(body)
-        kind = self._kind(fields)
-        parsed = openai.parse(kind, body)
-        profile = self._router.profile(parsed.model) if parsed.model else None
-        prompt = await self._prompts.read(parsed, profile) if profile is not None else None
-        inbound = Inbound(
-            request_id=RequestId("explain"),
-            route=f"/v1/{'chat/completions' if kind is RouteKind.CHAT else 'completions'}",
-            target="",
-            headers=request.headers,
-            body=body,
-            arrived=self._clock(),
-            wall_at=0.0,
-        )
-        item = work.generation(inbound, parsed, prompt, self._config)
-        decision = self._router.explain(item.query, self._clock(), item.policy)
-        request_view: dict[str, Any] = {
-            "model": parsed.model,
-            "prompt_tokens": item.query.prompt_tokens,
-            "blocks": len(item.query.keys),
-            "block_tokens": GRANULE,
-        }
-        if profile is not None:
-            request_view["tokenizer"] = profile.tokenizer
-            request_view["tokenizer_missing"] = self._prompts.missing(profile)
-        return json_answer({"request": request_view, **told(decision)})
-
-    @staticmethod
-    def _kind(fields: dict[str, Any]) -> RouteKind:
-        route = fields.get("route")
-        if route is None:
-            return RouteKind.CHAT if "messages" in fields else RouteKind.COMPLETIONS
-        kinds = {**GENERATE, **{kind.value: kind for kind in RouteKind}}
-        if not isinstance(route, str) or route not in kinds:
-            raise BadRequest(f"'route' must be one of {', '.join(kinds)}.", param="route")
-        return kinds[route]
+        asked = await self._asking.read(request)
+        decision = self._router.explain(asked.work.query, self._clock(), asked.work.policy)
+        return json_answer({"request": asked.view, **told(decision)})
 
 
 def _challenge(path: str) -> str:

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import msgspec
-
-from gateway.accounting import matchable_tokens
 from gateway.decision import Overlap
 from gateway.expectation import Delivered, Expectation, text_tokens
 from gateway.ghosts import GhostMemory
+from gateway.held import Held
 from gateway.index.base import Applied, PrefixIndex
 from gateway.learn import Learner, Served
 from gateway.learned import Fact, Outbox
 from gateway.member import Member
 from gateway.parity import Parity
 from gateway.promises import Promise, Promises
-from gateway.routing.base import Candidate, Query, Trust, WorkerState
-from gateway.routing.branches import Branches, Popularity
+from gateway.routing.base import Candidate, Query, Trust
+from gateway.routing.branches import Branches
 from gateway.scopes import Scopes
 from gateway.trust import NO_FEED, Compared, TrustBook, TrustChange
 from shared.blocks import GRANULE, usable_tokens
 from shared.events import EventBatch
-from shared.types import WorkerId
+from shared.types import Tier, WorkerId
 
 _WORKER = "worker"
 _WATCHED = 32
@@ -35,48 +33,6 @@ _WATCHED = 32
 what it should hold is delivered again."""
 _SLACK_SHARE = 8
 """Blocks of text: a token is not always four bytes, so an eighth of a prompt is within reason."""
-
-
-class Held(msgspec.Struct, frozen=True):
-    """Usable tokens of one prompt on each worker that serves its model."""
-
-    prompt_tokens: int
-    """As counted, else estimated from the keys."""
-    usable: Mapping[WorkerId, int]
-    """Promised ones included."""
-    host: Mapping[WorkerId, int]
-    """The part that is in the worker's host memory, where there is one."""
-    promised: Mapping[WorkerId, int]
-    """The part that is only promised, where there is one."""
-    trust: Mapping[WorkerId, Trust]
-    seen_tokens: int
-    popularity: Popularity
-    isolated: Mapping[WorkerId, int] = {}
-    """What of the prompt they hold under another cache salt."""
-
-    def new_kv_tokens(self, worker: WorkerId) -> int:
-        """Prompt tokens that need new room on the worker's device."""
-        on_device = self.usable[worker] - self.host.get(worker, 0)
-        return max(0, self.prompt_tokens - on_device)
-
-    def overlap(
-        self, serving: Sequence[Member], open_to: Collection[Member], now: float
-    ) -> Overlap:
-        """What was available where. ``open_to``: the workers that take new requests."""
-        live = [m for m in serving if m.state(now) is not WorkerState.DOWN]
-        best = max((self.usable[m.id] for m in live), default=0)
-        reachable = max((self.usable[m.id] for m in open_to), default=0)
-        foreign = max((self.isolated.get(m.id, 0) for m in live), default=0)
-        sizes = [member.info.block_size for member in live]
-        matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or [GRANULE])
-        return Overlap(
-            matchable_tokens=matchable,
-            block_size=block_size,
-            seen_tokens=self.seen_tokens,
-            available_tokens=best,
-            draining_tokens=best - min(best, reachable),
-            isolated_tokens=max(0, foreign - best),
-        )
 
 
 class Knowledge:
@@ -145,15 +101,28 @@ class Knowledge:
             self._learner.reset(worker)
         self._trust.told(worker, trust, reason)
 
-    def flush(self, member: Member, now: float) -> None:
-        """Forget all that is known of a worker's contents. If it has a feed, that must be asked
-        for everything again."""
-        self._promises.forget(member.id)
-        self._leave_aside(member.id)
-        self._learner.forget(member.id)
-        self._index.forget(member.id)
-        self._learner.join(member.id, member.info.epoch, member.stride, member.kv_tokens_total())
-        self._index.join(member.id, member.info.epoch, member.stride)
+    def flush(self, member: Member) -> int:
+        """Forget what a worker holds; how many index entries that were."""
+        worker, info = member.id, member.info
+        entries = self.entries(worker)
+        self._promises.forget(worker)
+        self._leave_aside(worker)
+        self._learner.join(worker, info.epoch, member.stride, member.kv_tokens_total())
+        self._index.forget(worker)
+        self._index.join(worker, info.epoch, member.stride)
+        if info.event_feed:
+            self._trust.told(worker, Trust.LEARNED, "its contents were flushed")
+        return entries
+
+    def entries(self, worker: WorkerId, *, beside: bool = False) -> int:
+        """Index entries of a worker; ``beside``: of what was learned beside its events. Pure."""
+        place = _aside(worker) if beside else worker
+        return self._index.blocks(place) + self._index.blocks(place, Tier.HOST)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Blocks remembered as seen, and prefixes below which prompts have branched."""
+        return len(self._ghosts), len(self._branches)
 
     def _trust_changed(self, change: TrustChange) -> None:
         if change.after is Trust.EXACT:

@@ -25,6 +25,7 @@ from gateway.decision import (
 )
 from gateway.fleet import Fleet
 from gateway.index.base import Applied, PrefixIndex
+from gateway.indexview import IndexReader, IndexStats, WhoHolds
 from gateway.knowledge import Knowledge
 from gateway.learned import Fact
 from gateway.lease import Attempt, Lease, rejection_record
@@ -81,6 +82,7 @@ class Router:
         self._rates = RateBook(config.prefill_s_per_token, self._cost)
         self._fleet = Fleet(self._rates, config.host_s_per_token)
         self._knowledge = Knowledge(index, config.ghost_blocks, on_trust)
+        self._reader = IndexReader(index, self._knowledge, config.index_max_blocks)
         self._outcomes = Outcomes(self._fleet, self._rates, self._knowledge)
 
     # ---------------------------------------------------------------- facts that come in
@@ -224,6 +226,23 @@ class Router:
         """Other policies or settings from the next decision on. What is sized at the start (index,
         ghosts, first rates) stays as it is."""
         self._policies, self._config = policies, config
+
+    def index_stats(self, now: float) -> IndexStats:
+        """What the index holds. Pure."""
+        return self._reader.stats(sorted(self._fleet, key=lambda member: member.id))
+
+    def who(self, query: Query, now: float) -> WhoHolds | None:
+        """Who holds a prompt; None: nobody has its model."""
+        serving = self._fleet.serving(query.model)
+        return self._reader.who(query, serving, now) if serving else None
+
+    def flush(self, worker: WorkerId, now: float) -> int | None:
+        """Forget what a worker holds; how many index entries that were, None: no such worker.
+
+        Whoever follows its feed must ask for everything again.
+        """
+        member = self._fleet.get(worker)
+        return None if member is None else self._knowledge.flush(member)
 
     # ---------------------------------------------------------------- requests
 

@@ -20,7 +20,7 @@ import typer
 from shared.errors import ConfigError, HeadwaterError
 
 GROUP = "headwater.commands"
-ORDER = ("up", "gateway", "worker", "report", "explain", "doctor", "simulate")
+ORDER = ("up", "gateway", "worker", "report", "explain", "doctor", "index", "simulate")
 
 
 def installed() -> list[EntryPoint]:

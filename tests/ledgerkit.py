@@ -17,7 +17,7 @@ START = 1_785_232_800.0
 
 COMMANDS = [
     EntryPoint(name, f"gateway.cli.{name}:app", "headwater.commands")
-    for name in ("report", "explain")
+    for name in ("report", "explain", "index")
 ]
 
 
@@ -58,5 +58,5 @@ def write_ledger(path: Path, records: Iterable[RequestRecord], *, rest: bytes = 
 
 
 def headwater(*arguments: object) -> int:
-    """Run ``headwater report`` or ``headwater explain`` here; the exit code."""
+    """Run ``headwater report``, ``explain`` or ``index`` here; the exit code."""
     return run(COMMANDS, [str(argument) for argument in arguments])

@@ -271,6 +271,11 @@ class Feeds:
         """The lists of workers that are followed, and how they are."""
         return [] if self._followed is None else list(self._followed.states.values())
 
+    def resync(self, worker: WorkerId) -> None:
+        """Ask a worker for its whole contents again; one without an event feed has none to tell."""
+        if self._roads is not None:
+            self._roads.start_over(worker)
+
     def suspect(self, worker: WorkerId) -> None:
         """A request to this worker failed: probe it now rather than at the next turn."""
         if self._tender is not None:

@@ -80,6 +80,12 @@ class Roads:
         if self.engines is not None:
             self.engines.close()
 
+    def start_over(self, worker: WorkerId) -> None:
+        """Nothing is known of a worker's contents any more: read them anew."""
+        self._replica.start_over(worker)
+        self._feeds.cancel(worker)
+        self.tick()
+
     def tick(self) -> None:
         """Bring feeds, wishes and trust in line with what is known now."""
         now = self._clock()

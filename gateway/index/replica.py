@@ -99,6 +99,13 @@ class Replica:
             return
         self._followed[info.id] = Followed(info)
 
+    def start_over(self, worker: WorkerId) -> None:
+        """What was applied of a worker is gone: only its whole contents will do."""
+        known = self._followed.get(worker)
+        if known is not None:
+            anew = self._followed[worker] = Followed(known.info)
+            anew.redis_at, anew.target = known.redis_at, known.target
+
     def forget(self, worker: WorkerId) -> None:
         """A worker has left. Unknown ones are fine."""
         self._followed.pop(worker, None)

@@ -32,7 +32,7 @@ def test_the_page_about_the_doctor_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "gateway", "worker", "report", "explain", "doctor", "simulate"]
+    "command", ["up", "gateway", "worker", "report", "explain", "doctor", "index", "simulate"]
 )
 def test_every_command_has_help_with_an_example(command: str) -> None:
     headwater = str(Path(sys.executable).parent / "headwater")

@@ -1,0 +1,57 @@
+"""What the workers of a model hold of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from gateway.accounting import matchable_tokens
+from gateway.decision import Overlap
+from gateway.member import Member
+from gateway.routing.base import Trust, WorkerState
+from gateway.routing.branches import Popularity
+from shared.blocks import GRANULE
+from shared.types import WorkerId
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Usable tokens of one prompt on each worker that serves its model."""
+
+    prompt_tokens: int
+    """As counted, else estimated from the keys."""
+    usable: Mapping[WorkerId, int]
+    """Promised ones included."""
+    host: Mapping[WorkerId, int]
+    """The part that is in the worker's host memory, where there is one."""
+    promised: Mapping[WorkerId, int]
+    """The part that is only promised, where there is one."""
+    trust: Mapping[WorkerId, Trust]
+    seen_tokens: int
+    popularity: Popularity
+    isolated: Mapping[WorkerId, int] = {}
+    """What of the prompt they hold under another cache salt."""
+
+    def new_kv_tokens(self, worker: WorkerId) -> int:
+        """Prompt tokens that need new room on the worker's device."""
+        on_device = self.usable[worker] - self.host.get(worker, 0)
+        return max(0, self.prompt_tokens - on_device)
+
+    def overlap(
+        self, serving: Sequence[Member], open_to: Collection[Member], now: float
+    ) -> Overlap:
+        """What was available where. ``open_to``: the workers that take new requests."""
+        live = [m for m in serving if m.state(now) is not WorkerState.DOWN]
+        best = max((self.usable[m.id] for m in live), default=0)
+        reachable = max((self.usable[m.id] for m in open_to), default=0)
+        foreign = max((self.isolated.get(m.id, 0) for m in live), default=0)
+        sizes = [member.info.block_size for member in live]
+        matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or [GRANULE])
+        return Overlap(
+            matchable_tokens=matchable,
+            block_size=block_size,
+            seen_tokens=self.seen_tokens,
+            available_tokens=best,
+            draining_tokens=best - min(best, reachable),
+            isolated_tokens=max(0, foreign - best),
+        )
