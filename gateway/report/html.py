@@ -87,8 +87,10 @@ def _tiles(report: Report) -> list[dict[str, str]]:
             share(report.totals["delivered"], report.totals["available"]),
             "of what some worker held was delivered",
         ),
-        (seconds(saved.prefill_s), "of prefill not computed again (estimated)"),
     ]
+    if saved.prefill_s is not None:
+        text = "of prefill not computed again (estimated)"
+        tiles.append((seconds(saved.prefill_s), text))
     lower = saved.ttft_reduction_percent["hit_vs_none"]
     if lower is not None:
         word = "lower" if lower >= 0 else "higher"

@@ -9,10 +9,19 @@ from math import log10
 from typing import Any
 
 from gateway.report.model import Branch, Moment, Number, Report, Spread, Timeline, TrustShare
-from gateway.report.tables import amount, counted, per_hundred, percent, ratio, seconds
+from gateway.report.tables import (
+    amount,
+    counted,
+    per_hundred,
+    percent,
+    ratio,
+    seconds,
+    without_middle,
+)
 from gateway.report.text import DEPTHS
 
 MOST_WORKERS = 40
+LONGEST_NAME = 26
 LEAST_REQUESTS = 3
 """The median of fewer is no point of a line; the table has it."""
 STACK = ("delivered", "stale_index", "token_mismatch", "unreported", "diverted_for_load",
@@ -228,7 +237,8 @@ def workers(report: Report) -> dict[str, Any]:
     largest = max((worker.prompt for worker in found), default=0)
     rows = [
         {
-            "name": worker.worker,
+            "name": without_middle(worker.worker, LONGEST_NAME),
+            "title": worker.worker,
             "parts": [
                 part("delivered", worker.delivered, largest),
                 part("cold", max(0, worker.computed), largest),
@@ -272,7 +282,13 @@ def _strip(trust: TrustShare) -> dict[str, Any]:
         for at in range(len(trust.exact))
     ]
     counts = ", ".join(f"{sum(getattr(trust, name)):,} {name}" for name in _STATES)
-    return {"name": trust.worker, "cells": cells, "label": f"{trust.worker}: requests {counts}"}
+    name = without_middle(trust.worker, LONGEST_NAME)
+    return {
+        "name": name,
+        "title": trust.worker,
+        "cells": cells,
+        "label": f"{trust.worker}: requests {counts}",
+    }
 
 
 # ---------------------------------------------------------------- families

@@ -23,6 +23,7 @@ from gateway.report.model import (
     Spread,
     WorkerShare,
 )
+from gateway.report.tables import natural
 
 DIMENSIONS = ("model", "tenant", "worker", "family", "policy")
 EXACT_RECORDS = 5_000_000
@@ -137,6 +138,7 @@ class Query:
                 FROM attempts WHERE worker <> '' GROUP BY worker ORDER BY worker
             """)
         ]
+        workers.sort(key=lambda each: natural(each.worker))
         return Balance(
             workers,
             {

@@ -7,6 +7,7 @@ from math import ceil, floor
 from gateway.report.columns import TERMS
 from gateway.report.model import Moment, Number, Timeline, TrustShare
 from gateway.report.query import Query
+from gateway.report.tables import natural
 
 STEPS = 60
 """About so many steps."""
@@ -76,4 +77,4 @@ def _trust(query: Query, at: str, count: int) -> list[TrustShare]:
     """):
         lines = shares.setdefault(worker, {name: [0] * count for name in _STATES})
         lines[state][step] = requests
-    return [TrustShare(worker=worker, **shares[worker]) for worker in sorted(shares)]
+    return [TrustShare(worker=worker, **shares[worker]) for worker in sorted(shares, key=natural)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from io import StringIO
@@ -16,6 +17,7 @@ from gateway.report.model import Number
 WIDTH = 100
 _GAP = 2
 _LEAST_NAME = 8
+_DIGITS = re.compile(r"(\d+)")
 _LARGE = ((6, "M"), (9, "G"), (12, "T"))
 
 
@@ -66,7 +68,7 @@ class Page:
             else:
                 table.add_column(column, justify="right", no_wrap=True)
         for row in cells:
-            names_shown = [_without_middle(cell, limit) for cell in row[:names]]
+            names_shown = [without_middle(cell, limit) for cell in row[:names]]
             table.add_row(*map(Text, [*names_shown, *row[names:]]))
         self._console.print(table)
 
@@ -83,7 +85,7 @@ def _fitting(widths: Sequence[int], room: int) -> int:
     return limit
 
 
-def _without_middle(text: str, limit: int) -> str:
+def without_middle(text: str, limit: int) -> str:
     """``text`` in at most ``limit`` characters."""
     if len(text) <= limit:
         return text
@@ -146,6 +148,11 @@ def seconds(value: Number) -> str:
 def moment(at: Number) -> str:
     """A time in UTC."""
     return "?" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts ``w2`` before ``w10``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def ratio(value: Number) -> str:
