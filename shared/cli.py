@@ -20,7 +20,10 @@ import typer
 from shared.errors import ConfigError, HeadwaterError
 
 GROUP = "headwater.commands"
-ORDER = ("up", "gateway", "worker", "report", "explain", "doctor", "index", "simulate")
+ORDER = (
+    *("up", "gateway", "worker", "report", "explain", "index"),
+    *("doctor", "lint", "simulate"),
+)
 
 
 def installed() -> list[EntryPoint]:

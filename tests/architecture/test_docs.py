@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMMANDS = sorted(PROJECT["entry-points"]["headwater.commands"])
 
 
 def test_the_configuration_reference_is_up_to_date(tmp_path: Path) -> None:
@@ -31,9 +34,7 @@ def test_the_page_about_the_doctor_is_up_to_date() -> None:
     assert page() == (ROOT / "docs" / "doctor.md").read_text(), "run `make docs`"
 
 
-@pytest.mark.parametrize(
-    "command", ["up", "gateway", "worker", "report", "explain", "doctor", "index", "simulate"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     headwater = str(Path(sys.executable).parent / "headwater")
     root = subprocess.run([headwater, "--help"], capture_output=True, text=True, check=True)

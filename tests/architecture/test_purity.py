@@ -51,6 +51,12 @@ PURE = """
     gateway/reload.py
     gateway/router.py
     gateway/scopes.py
+    gateway/lint/causes.py
+    gateway/lint/check.py
+    gateway/lint/compare.py
+    gateway/lint/findings.py
+    gateway/lint/read.py
+    gateway/lint/text.py
     gateway/sim/bounds.py
     gateway/sim/model.py
     gateway/sim/recorded.py
