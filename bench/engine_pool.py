@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 
 from bench.engine_report import Row
 from worker.drive import NO_TIME, Answer, Drive, Meter, Spent
+from worker.model import cpu_layer
 from worker.model.attention import ATTENTION, paged_attention, register
 from worker.model.measure import clock
 from worker.probe import ModelShape, Probe
@@ -26,22 +27,33 @@ ENDLESS = 4000
 
 
 class TimedAttention:
-    """The registered attention function with a watch; the writing of new KV counts too."""
+    """A watch on the attention of whole steps: on the registered function, where the writing of new
+    KV counts too, and on what stands in for it where C code computes the layers."""
 
     def __init__(self) -> None:
         self.spent = NO_TIME
+        self._by_layers = cpu_layer.attend_rows
 
-    def __call__(self, *args: Any, **context: Any) -> tuple[Tensor, None]:
+    def registered(self, *args: Any, **context: Any) -> tuple[Tensor, None]:
+        """In place of the registered function."""
         started = clock()
         out = paged_attention(*args, **context)
         self.spent += clock() - started
         return out
 
+    def rows(self, *args: Any) -> None:
+        """In place of the other."""
+        started = clock()
+        self._by_layers(*args)
+        self.spent += clock() - started
+
     def __enter__(self) -> TimedAttention:
-        AttentionInterface.register(ATTENTION, self)
+        AttentionInterface.register(ATTENTION, self.registered)
+        cpu_layer.attend_rows = self.rows
         return self
 
     def __exit__(self, *_: object) -> None:
+        cpu_layer.attend_rows = self._by_layers
         register()
 
 

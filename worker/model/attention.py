@@ -50,15 +50,30 @@ def paged_attention(
     if batch.kernel is not None:
         return batch.kernel(query[0], layer, scale)[None], None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    attend_rows(batch, layer, query[0].transpose(0, 1), out, scale, softcap)
+    return out[None], None
+
+
+def attend_rows(
+    batch: StepBatch,
+    layer: LayerKv,
+    query: Tensor,
+    out: Tensor,
+    scale: float,
+    softcap: float | None = None,
+) -> None:
+    """Attention of the rows of a step, whose KV has been written, sequence by sequence.
+
+    ``query`` ``[T, Hq, D]``; ``out`` ``[T, Hq, Dv]`` is what they see.
+    """
     if batch.decodes is not None:
-        batch.decodes.attend(query[0].transpose(0, 1), layer, out, scale)
+        batch.decodes.attend(query, layer, out, scale)
     for span in batch.spans:
         if span.slots is None:
             continue
         rows = slice(span.row, span.row + span.length)
-        part = _attend(query[0, :, rows], layer, span, scale, softcap)
+        part = _attend(query[rows].transpose(0, 1), layer, span, scale, softcap)
         out[rows] = part.transpose(0, 1)
-    return out[None], None
 
 
 def _attend(

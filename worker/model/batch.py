@@ -103,6 +103,12 @@ class StepBatch:
             layer.write(self.write_slots, key, value)
 
     @property
+    def slots(self) -> Tensor:
+        """``[T]``, int64: where the new KV goes."""
+        where = self.write_slots
+        return where if isinstance(where, Tensor) else torch.arange(where.start, where.stop)
+
+    @property
     def views(self) -> int:
         """Spans whose KV is read in place."""
         return sum(not isinstance(span.slots, Tensor) for span in self.spans)

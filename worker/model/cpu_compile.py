@@ -20,7 +20,9 @@ from torch.nn import functional
 from worker.model.cpu_kernels import CpuKernels, runs_of
 from worker.model.kvcache import LayerKv, LayerSpec
 
-_SOURCE = Path(__file__).with_name("cpu_kernels.c")
+_HERE = Path(__file__).parent
+_SOURCE, _ATTENTION = _HERE / "cpu_kernels.c", _HERE / "cpu_attention.c"
+_HEADER = _HERE / "cpu_vec.h"
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _TOLERANCE = 1e-4
@@ -32,7 +34,7 @@ class NoCpuKernels(Exception):
 
 def load_cpu_kernels(folder: Path, threads: int) -> CpuKernels:
     """Compile unless ``folder`` has them, load, compare with torch. Raises ``NoCpuKernels``."""
-    kernels = CpuKernels(open_library(_SOURCE, folder), threads)
+    kernels = CpuKernels(open_library(_SOURCE, folder), open_library(_ATTENTION, folder), threads)
     _check_decode(kernels)
     _check_linear(kernels)
     return kernels
@@ -52,7 +54,8 @@ def open_library(source: Path, folder: Path) -> ctypes.CDLL:
 
 def _compiled(compiler: str, source: Path, folder: Path) -> Path:
     """The shared library for this source, this compiler and this kind of CPU."""
-    facts = (source.read_text(), compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
+    texts = source.read_text(), _HEADER.read_text()
+    facts = (*texts, compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     target = folder / f"kernels-{digest[:16]}.so"
     if target.is_file():
@@ -62,7 +65,7 @@ def _compiled(compiler: str, source: Path, folder: Path) -> Path:
         made = Path(scratch) / target.name
         # Threads of torch's own OpenMP, if it can be linked to: two of them would keep two sets.
         for extra in ([*_openmp(), "-fopenmp"], ["-fopenmp"], []):
-            command = [compiler, *_FLAGS, str(source), "-o", str(made), *extra, "-lm"]
+            command = [compiler, *_FLAGS, f"-I{_HERE}", str(source), "-o", str(made), *extra, "-lm"]
             reason = _run(command, scratch)
             if reason is None:
                 os.replace(made, target)  # workers that start together may both get here

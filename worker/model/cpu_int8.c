@@ -140,8 +140,9 @@ static void multiply_any(const uint8_t *x, const float *steps, const struct laye
 
 /* out[rows][outputs] = x[rows][inputs] . w^T + bias; rows of x lie x_stride floats apart.
  * Returns 0, or 1 without memory. */
-int headwater_int8_linear(const struct layer *layer, const float *x, int64_t x_stride, float *out,
+int headwater_int8_linear(const void *weights, const float *x, int64_t x_stride, float *out,
                           int64_t rows, int threads) {
+    const struct layer *layer = weights;
     const int64_t inputs = layer->inputs, outputs = layer->outputs, depth = (inputs + 3) / 4 * 4;
     const int64_t panels = (outputs + PANEL - 1) / PANEL;
     int64_t block = L2_BYTES / depth / ROWS * ROWS;
@@ -177,9 +178,9 @@ int headwater_int8_linear(const struct layer *layer, const float *x, int64_t x_s
 
 int headwater_int8_possible(void) { return 0; }
 
-int headwater_int8_linear(const struct layer *layer, const float *x, int64_t x_stride, float *out,
+int headwater_int8_linear(const void *weights, const float *x, int64_t x_stride, float *out,
                           int64_t rows, int threads) {
-    (void)layer, (void)x, (void)x_stride, (void)out, (void)rows, (void)threads;
+    (void)weights, (void)x, (void)x_stride, (void)out, (void)rows, (void)threads;
     return 1;
 }
 

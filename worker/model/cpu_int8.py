@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.model.cpu_compile import NoCpuKernels, open_library
+from worker.model.cpu_native import NativeProduct, address_of
 
 _SOURCE = Path(__file__).with_name("cpu_int8.c")
 LEVELS = 127
@@ -54,6 +55,7 @@ class Int8Kernel:
         self._pack.argtypes, self._pack.restype = [*([pointer] * 3), number, number], None
         library.headwater_int8_panel.restype = number
         self._panel: int = library.headwater_int8_panel()
+        self._function = address_of(self._linear)
         self._threads = threads
 
     def pack(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> PackedInt8:
@@ -71,6 +73,17 @@ class Int8Kernel:
         arrays = (packed, offsets, padded[0], padded[1])
         layer = _Layer(*(array.data_ptr() for array in arrays), outputs, inputs)
         return PackedInt8(layer, ctypes.addressof(layer), outputs, arrays)
+
+    def product(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> NativeProduct:
+        """:meth:`linear` with these weights."""
+        packed = self.pack(weight, scales, bias)
+        return NativeProduct(
+            lambda x: self.linear(x, packed),
+            self._function,
+            packed.address,
+            packed.outputs,
+            (self, packed),
+        )
 
     def linear(self, x: Tensor, packed: PackedInt8) -> Tensor:
         """``[..., inputs]`` float32, rounded, by the weights: ``[..., outputs]`` float32."""

@@ -1,4 +1,5 @@
-"""The worker's kernels for CPUs: ``cpu_kernels.c``, compiled by ``cpu_compile.py``.
+"""The worker's kernels for CPUs: ``cpu_kernels.c`` and ``cpu_attention.c``, compiled by
+``cpu_compile.py``.
 
 torch is built for large products. A decoding step multiplies few rows with all weights and attends
 with one query a sequence: torch reads memory at half its speed then, and costs a call a sequence
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.model.cpu_native import NativeProduct, address_of
 from worker.model.kvcache import LayerKv, LayerSpec
 
 _LANE, _MOST_DIM, _MOST_GROUP = 16, 256, 8
@@ -30,12 +32,21 @@ class Runs:
     """int64 ``[sequences + 1]``"""
 
 
-class CpuKernels:
-    """Typed calls into the compiled library. Thread-safe; ``threads`` share the work of a call."""
+class _Packed(ctypes.Structure):
+    """``struct packed`` of the source."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
+    )
+
+
+class CpuKernels:
+    """Typed calls into the compiled libraries. Thread-safe; ``threads`` share a call's work."""
+
+    def __init__(self, library: ctypes.CDLL, attention: ctypes.CDLL, threads: int) -> None:
         pointer, number, threaded = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._decode = library.headwater_decode
+        self._decode = attention.headwater_decode
         self._decode.argtypes = [
             *(pointer, number, pointer, pointer, number, pointer, pointer, pointer),
             *([number] * 5),
@@ -45,6 +56,7 @@ class CpuKernels:
         self._linear = library.headwater_linear
         self._linear.argtypes = [pointer, number, *([pointer] * 3), *([number] * 3), threaded]
         self._linear.restype = None
+        self._packed = address_of(library.headwater_packed)
         self._pack = library.headwater_pack
         self._pack.argtypes, self._pack.restype = [pointer, pointer, number, number], None
         self._norm = library.headwater_norm
@@ -61,7 +73,7 @@ class CpuKernels:
         self._argmax.restype = None
         library.headwater_panel.restype = number
         self._panel: int = library.headwater_panel()
-        self._threads = threads
+        self.threads = threads
 
     def pack(self, weight: Tensor) -> Tensor:
         """``weight`` ``[outputs, inputs]``, float32, in the form that :meth:`linear` reads."""
@@ -70,6 +82,19 @@ class CpuKernels:
         packed = torch.empty(-(-outputs // self._panel) * self._panel * inputs)
         self._pack(plain.data_ptr(), packed.data_ptr(), outputs, inputs)
         return packed
+
+    def product(self, packed: Tensor, bias: Tensor | None, outputs: int) -> NativeProduct:
+        """:meth:`linear` with these weights."""
+        inputs = packed.numel() // (-(-outputs // self._panel) * self._panel)
+        address = None if bias is None else bias.data_ptr()
+        struct = _Packed(packed.data_ptr(), address, outputs, inputs)
+        return NativeProduct(
+            lambda x: self.linear(x, packed, bias, outputs),
+            self._packed,
+            ctypes.addressof(struct),
+            outputs,
+            (struct, packed, bias),
+        )
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """``x @ weight.T + bias``: ``[..., inputs]`` float32 to ``[..., outputs]``."""
@@ -85,7 +110,7 @@ class CpuKernels:
             len(rows),
             outputs,
             inputs,
-            self._threads,
+            self.threads,
         )
         return out
 
@@ -162,7 +187,7 @@ class CpuKernels:
             heads // kv_heads,
             dim,
             scale,
-            self._threads,
+            self.threads,
         )
         if failed:
             raise RuntimeError(f"the decode kernel does not take {heads} heads of {dim}")

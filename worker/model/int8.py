@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from worker.model.cpu_int8 import LEVELS, Int8Kernel
+from worker.model.cpu_native import NativeProduct
 from worker.model.sameinput import (
     Product,
     SharedProduct,
@@ -49,7 +51,8 @@ def shared_product(layers: Sequence[nn.Linear], kernel: Int8Kernel | None = None
     def compute(x: Tensor) -> Tensor:
         return product(x) if x.dtype == torch.float32 else product(x.float()).to(x.dtype)
 
-    return SharedProduct(compute, widths_of(layers))
+    whole = replace(product, compute=compute) if isinstance(product, NativeProduct) else compute
+    return SharedProduct(whole, widths_of(layers))
 
 
 def pack(weight: Tensor, bias: Tensor | None, kernel: Int8Kernel | None = None) -> Product:
@@ -57,7 +60,7 @@ def pack(weight: Tensor, bias: Tensor | None, kernel: Int8Kernel | None = None) 
     scales = weight.abs().amax(1).clamp_min(_TINY) / LEVELS
     quantized = (weight / scales[:, None]).round().to(torch.int8)
     if kernel is not None:
-        return partial(kernel.linear, packed=kernel.pack(quantized, scales, bias))
+        return kernel.product(quantized, scales, bias)
     levels = _fbgemm_levels()
     made = _fbgemm(quantized, scales, levels) if levels else _portable(quantized, scales)
     return partial(_scaled, made, bias)

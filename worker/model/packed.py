@@ -49,12 +49,7 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def _product(layers: Sequence[nn.Linear], kernels: CpuKernels) -> Product:
     packed = kernels.pack(torch.cat([layer.weight.detach() for layer in layers]))
-    bias, outputs = joined_bias(layers), sum(widths_of(layers))
-
-    def product(x: Tensor) -> Tensor:
-        return kernels.linear(x, packed, bias, outputs)
-
-    return product
+    return kernels.product(packed, joined_bias(layers), sum(widths_of(layers)))
 
 
 class KernelNorm(nn.Module):
@@ -65,11 +60,11 @@ class KernelNorm(nn.Module):
     def __init__(self, weight: Tensor, eps: float, offset: float, kernels: CpuKernels) -> None:
         super().__init__()
         self.register_parameter("weight", nn.Parameter(weight.detach(), requires_grad=False))
-        self._eps, self._offset, self._kernels = eps, offset, kernels
+        self.eps, self.offset, self._kernels = eps, offset, kernels
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """``[..., size]`` to the same."""
-        return self._kernels.norm(hidden_states, self.weight, self._eps, self._offset)
+        return self._kernels.norm(hidden_states, self.weight, self.eps, self.offset)
 
 
 def replace_norms(model: nn.Module, kernels: CpuKernels) -> int:

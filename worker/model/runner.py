@@ -32,7 +32,13 @@ from worker.model.recorded import RecordedDecode, Recorder
 from worker.model.sampler import Sampler
 from worker.model.scores import NOTHING_SCORED, Scored, score_prompts
 from worker.model.selfcheck import check_against_plain
-from worker.model.speedups import compile_model, decode_recorder, takes_decodes, with_cpu_kernels
+from worker.model.speedups import (
+    compile_model,
+    decode_recorder,
+    takes_decodes,
+    with_cpu_kernels,
+    with_layer_calls,
+)
 from worker.model.support import Unsupported
 from worker.model.weights import LoadedModel, load_model
 from worker.placement import allowed_cores, pinned_cores
@@ -107,6 +113,7 @@ class TorchRunner:
         loaded = with_cpu_kernels(loaded, model, threads)
         if model.quantize != "none":
             loaded = quantized(loaded, cache.block_size)
+        loaded = with_layer_calls(loaded, model, threads)
         n_blocks = cache.kv_blocks or blocks_that_fit(loaded, cache.block_size)
         runner = cls(loaded, n_blocks, cache.block_size, threads=threads)
         runner._cores = cores
@@ -120,7 +127,7 @@ class TorchRunner:
             raise ConfigError("model.path", model.path, f"not supported: {error}") from error
         if model.max_loras:
             runner.adapters.max_rank = model.max_lora_rank
-            runner.adapters.survey(runner.logits, runner.block_size * runner.n_blocks)
+            runner.adapters.survey(runner.logits_by_modules, runner.block_size * runner.n_blocks)
         if model.compile:
             runner.compile(progress)
         if record is not None:
@@ -262,6 +269,10 @@ class TorchRunner:
         with self.adapters.applied(plan, batch):
             changed = any(chunk.adapter for chunk in plan.chunks)
             return self._loaded.forward(batch, changed=changed)
+
+    def logits_by_modules(self, plan: StepPlan) -> Tensor:
+        """As :meth:`logits`, by the model's own modules, each of which sees its rows."""
+        return self._loaded.forward(self._batch(plan), changed=True)
 
     def _scored(self, plan: StepPlan) -> tuple[Tensor, Scored]:
         """As :meth:`logits`, and what the plan's prompts score."""

@@ -22,7 +22,7 @@ class SharedProduct:
     """The product of one or several layers, ``widths`` outputs each, computed for the first."""
 
     def __init__(self, product: Product, widths: Sequence[int]) -> None:
-        self._product = product
+        self.product = product
         self._widths = list(widths)
         self._input: Tensor | None = None
         self._outputs: list[Tensor | None] = []
@@ -30,18 +30,15 @@ class SharedProduct:
     def of(self, x: Tensor, part: int) -> Tensor:
         """Output of layer ``part`` for ``x``; the caller may change it."""
         if len(self._widths) == 1:
-            return self._compute(x)
+            return self.product(x)
         if x is not self._input or self._outputs[part] is None:
-            self._input, self._outputs = x, [*self._compute(x).split_with_sizes(self._widths, -1)]
+            self._input, self._outputs = x, [*self.product(x).split_with_sizes(self._widths, -1)]
         output = self._outputs[part]
         assert output is not None
         self._outputs[part] = None  # handed out once: it may be changed in place
         if not any(rest is not None for rest in self._outputs):
             self._input = None
         return output
-
-    def _compute(self, x: Tensor) -> Tensor:
-        return self._product(x)
 
 
 class SharingLinear(nn.Linear):
@@ -52,11 +49,11 @@ class SharingLinear(nn.Linear):
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)  # the shared product adds it
-        self._shared, self._part = shared, part
+        self.shared, self._part = shared, part
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``, maybe a view of a wider tensor."""
-        return self._shared.of(input, self._part)
+        return self.shared.of(input, self._part)
 
 
 def groups(in_features: Mapping[str, int]) -> list[tuple[str, ...]]:

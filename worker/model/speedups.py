@@ -9,11 +9,14 @@ import torch
 
 from shared.errors import ConfigError
 from worker.config import ModelConfig
-from worker.model.attention import register
+from worker.model.attention import ATTENTION, register
+from worker.model.batch import Layout
 from worker.model.compiled import CompiledForward
 from worker.model.cpu_compile import NoCpuKernels, load_cpu_kernels
 from worker.model.cpu_int8 import Int8Kernel, load_int8_kernel
+from worker.model.cpu_layer import LayerForward
 from worker.model.fetch import Progress, cache_root
+from worker.model.ordinary import NotOrdinary, prove
 from worker.model.packed import pack_linears, replace_norms
 from worker.model.recorded import CudaRecorder, Recorder
 from worker.model.selfcheck import plain_logits
@@ -72,6 +75,26 @@ def _int8_kernel(model: ModelConfig, threads: int) -> Int8Kernel | None:
     except (NoCpuKernels, OSError) as error:
         log.warning("int8_kernel_unavailable", reason=str(error), instead="torch's own products")
         return None
+
+
+def with_layer_calls(loaded: LoadedModel, model: ModelConfig, threads: int) -> LoadedModel:
+    """The model with its layers computed by C code, if they are ordinary; its last change."""
+    if loaded.cpu_kernels is None or model.compile:
+        return loaded
+    register()
+    layout = Layout(
+        loaded.device, cpu_kernels=loaded.cpu_kernels if takes_decodes(loaded) else None
+    )
+    folder = cache_root(model.cache_dir) / "kernels"
+    rounded = loaded.quantize != "none"
+    try:
+        made = LayerForward(loaded.model, loaded.layers, folder, threads)
+        loaded.model.set_attn_implementation(ATTENTION)
+        prove(loaded.model, loaded.layers, layout, made.through, made.around, rounded=rounded)
+    except (NotOrdinary, NoCpuKernels, OSError) as error:
+        log.info("layers_run_as_modules", reason=str(error))
+        return loaded
+    return dataclasses.replace(loaded, by_layers=made)
 
 
 def takes_decodes(loaded: LoadedModel) -> bool:

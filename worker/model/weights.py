@@ -69,6 +69,8 @@ class LoadedModel:
     """Multiplies once the model is quantized."""
     compiled: CompiledForward | None = None
     """Runs in place of the model's own code if set."""
+    by_layers: Callable[[StepBatch], Tensor] | None = None
+    """As ``compiled``, for steps that no kernel serves as a whole (``cpu_layer.py``)."""
 
     @property
     def device(self) -> torch.device:
@@ -90,6 +92,8 @@ class LoadedModel:
         with torch.inference_mode():
             if self.compiled is not None and rows is None and not changed:
                 return self.compiled(batch)
+            if self.by_layers is not None and rows is None and not changed and not batch.kernel:
+                return self.by_layers(batch)
             out = self.model(
                 input_ids=batch.ids,
                 position_ids=batch.positions,

@@ -21,7 +21,7 @@ from worker.adapterfiles import AdapterRefused
 from worker.config import ModelConfig
 from worker.model.packed import PackedLinear
 from worker.model.runner import TorchRunner
-from worker.model.speedups import with_cpu_kernels
+from worker.model.speedups import with_cpu_kernels, with_layer_calls
 from worker.model.weights import describe
 from worker.runner import Chunk, RunnerError, StepPlan
 from worker.scheduler import Scheduler
@@ -262,8 +262,10 @@ def test_an_adapter_of_the_output_layer_on_packed_weights(
     reference = make_adapter(model, tmp_path / "x", 1, target_modules=["lm_head", "down_proj"])
     packed = with_cpu_kernels(describe(model), ModelConfig(cache_dir=str(tmp_path)), 1)
     assert any(isinstance(module, PackedLinear) for module in model.modules())
+    packed = with_layer_calls(packed, ModelConfig(cache_dir=str(tmp_path)), 1)
+    assert packed.by_layers is not None  # and yet the adapter is added
     runner = TorchRunner(packed, 20, SIZE, threads=1)
-    runner.adapters.survey(runner.logits, 20 * SIZE)
+    runner.adapters.survey(runner.logits_by_modules, 20 * SIZE)
     runner.adapters.install("x", runner.adapters.read(str(tmp_path / "x")))
     prompt = tuple(prompt_of(21))
     chunk = Chunk("x", 0, prompt, (0, 1, 2), True, GREEDY, adapter="x")

@@ -1,0 +1,122 @@
+/* A decoder layer but for its attention, float32; compiled and called by cpu_layer.py.
+ *
+ * Everything between two products of a decoding step is small: as calls of torch each part costs
+ * more than its arithmetic. Here a layer is two calls, around attention. A row's result does not
+ * depend on the other rows of its step.
+ */
+#include "cpu_vec.h"
+
+/* out[rows][outputs] = x[rows][inputs] . w^T + bias; rows of x lie x_stride floats apart. Returns
+ * 0, or 1 without memory. cpu_kernels.c and cpu_int8.c have one each. */
+typedef int product(const void *weights, const float *x, int64_t x_stride, float *out, int64_t rows,
+                    int threads);
+
+struct layer {
+    product *multiply; /* with these four */
+    const void *qkv, *o, *gate_up, *down;
+    const float *norm_before, *norm_after; /* of attention: weights with their offset added */
+    const float *q_norm, *k_norm;          /* of each head, or NULL */
+    float *keys, *values;                  /* the pool's */
+    int64_t slot_stride, head_stride;      /* of both */
+    int64_t hidden, heads, kv_heads, dim, between;
+    float eps;
+    int32_t threads;
+};
+
+/* What a step works on: a row per token. */
+struct step {
+    float *x;                /* [hidden]: goes from layer to layer */
+    float *normed;           /* [hidden] */
+    float *qkv;              /* [(heads + 2 kv_heads) * dim] */
+    const float *attended;   /* [heads * dim] */
+    float *gate_up;          /* [2 * between] */
+    const float *cosine, *sine; /* [dim] */
+    const int64_t *slots;    /* of the pool, where the row's KV goes */
+    int64_t rows;
+};
+
+/* out = x / sqrt(mean(x^2) + eps) * weight; with `more`, x += more before. */
+INLINE void norm(float *x, const float *more, const float *weight, float *out, int64_t size, float eps) {
+    vec squares = (vec){};
+    float sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        vec part = load(x + i);
+        if (more) store(x + i, part += load(more + i));
+        squares += part * part;
+    }
+    for (; i < size; i++) {
+        if (more) x[i] += more[i];
+        sum += x[i] * x[i];
+    }
+    const float factor = 1.0f / sqrtf((sum + sum_of(squares)) / (float)size + eps);
+    for (i = 0; i < size; i++) out[i] = x[i] * factor * weight[i];
+}
+
+/* Turns pairs (i, i + dim/2) of a head by the angles of its position. */
+INLINE void rotate(float *head, const float *cosine, const float *sine, int64_t dim) {
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const float one = head[i], two = head[i + half];
+        head[i] = one * cosine[i] - two * sine[i];
+        head[i + half] = two * cosine[i + half] + one * sine[i + half];
+    }
+}
+
+static void heads_of_row(const struct layer *layer, const struct step *step, int64_t row) {
+    const int64_t dim = layer->dim, heads = layer->heads, kv_heads = layer->kv_heads;
+    float *q = step->qkv + row * (heads + 2 * kv_heads) * dim, *k = q + heads * dim;
+    const float *v = k + kv_heads * dim;
+    for (int64_t h = 0; h < heads + kv_heads; h++) {
+        const float *weight = h < heads ? layer->q_norm : layer->k_norm;
+        if (weight) norm(q + h * dim, NULL, weight, q + h * dim, dim, layer->eps);
+        rotate(q + h * dim, step->cosine + row * dim, step->sine + row * dim, dim);
+    }
+    const int64_t place = step->slots[row] * layer->slot_stride;
+    for (int64_t h = 0; h < kv_heads; h++) {
+        const int64_t at = place + h * layer->head_stride;
+        memcpy(layer->keys + at, k + h * dim, (size_t)dim * sizeof(float));
+        memcpy(layer->values + at, v + h * dim, (size_t)dim * sizeof(float));
+    }
+}
+
+/* From x to queries, and keys and values in the pool. Returns what a product returned. */
+int headwater_before_attention(const struct layer *layer, const struct step *step) {
+    const int64_t hidden = layer->hidden;
+    for (int64_t row = 0; row < step->rows; row++)
+        norm(step->x + row * hidden, NULL, layer->norm_before, step->normed + row * hidden, hidden,
+             layer->eps);
+    if (layer->multiply(layer->qkv, step->normed, hidden, step->qkv, step->rows, layer->threads)) return 1;
+    for (int64_t row = 0; row < step->rows; row++) heads_of_row(layer, step, row);
+    return 0;
+}
+
+/* gate = silu(gate) * up */
+INLINE void gated(float *gate, const float *up, int64_t size) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const vec x = load(gate + i);
+        store(gate + i, x / (1.0f + exp_of(-x)) * load(up + i));
+    }
+    for (; i < size; i++) gate[i] = gate[i] / (1.0f + exp_of((vec){} - gate[i])[0]) * up[i];
+}
+
+/* From what was attended to the x of the next layer. Returns what a product returned. */
+int headwater_after_attention(const struct layer *layer, const struct step *step) {
+    const int64_t hidden = layer->hidden, between = layer->between, rows = step->rows;
+    if (layer->multiply(layer->o, step->attended, layer->heads * layer->dim, step->normed, rows,
+                        layer->threads))
+        return 1;
+    for (int64_t row = 0; row < rows; row++) {
+        float *normed = step->normed + row * hidden;
+        norm(step->x + row * hidden, normed, layer->norm_after, normed, hidden, layer->eps);
+    }
+    if (layer->multiply(layer->gate_up, step->normed, hidden, step->gate_up, rows, layer->threads)) return 1;
+    for (int64_t row = 0; row < rows; row++) {
+        float *gate = step->gate_up + row * 2 * between;
+        gated(gate, gate + between, between);
+    }
+    if (layer->multiply(layer->down, step->gate_up, 2 * between, step->normed, rows, layer->threads)) return 1;
+    for (int64_t i = 0; i < rows * hidden; i++) step->x[i] += step->normed[i];
+    return 0;
+}

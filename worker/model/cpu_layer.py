@@ -1,0 +1,171 @@
+"""A whole forward pass of a model with ordinary layers (``ordinary.py``), by the worker's C code.
+
+A layer is two calls around its attention (``cpu_layer.c``) instead of some thirty of torch, each
+of which costs more than its arithmetic in a decoding step. Any other model runs as it is, and so
+does a step that changes what modules do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from worker.model.attention import attend_rows
+from worker.model.batch import StepBatch
+from worker.model.cpu_compile import open_library
+from worker.model.kvcache import KvPool, LayerKv, LayerSpec
+from worker.model.ordinary import NotOrdinary, OrdinaryLayer, ordinary
+
+_SOURCE = Path(__file__).with_name("cpu_layer.c")
+ALL = slice(None)
+
+
+class _Layer(ctypes.Structure):
+    """``struct layer`` of the source."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("multiply", "qkv", "o", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride")),
+        *((name, ctypes.c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "between")),
+        ("eps", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class _Step(ctypes.Structure):
+    """``struct step`` of the source."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "attended", "gate_up")),
+        *((name, ctypes.c_void_p) for name in ("cosine", "sine", "slots")),
+        ("rows", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Memory for what lies between the calls, for up to so many rows."""
+
+    rows: int
+    normed: Tensor
+    qkv: Tensor
+    attended: Tensor
+    gate_up: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A layer and its KV in a pool."""
+
+    layer: OrdinaryLayer
+    kv: LayerKv
+    struct: _Layer
+    address: int
+    """Of the struct."""
+
+
+class LayerForward:
+    """Logits ``[S, V]`` of a batch. Called from one thread at a time.
+
+    Raises ``NotOrdinary`` if the model is not, ``NoCpuKernels`` if the library cannot be had.
+
+    :param folder: where compiled libraries are kept.
+    """
+
+    def __init__(
+        self, model: Any, specs: Mapping[nn.Module, LayerSpec], folder: Path, threads: int
+    ) -> None:
+        decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        try:
+            self._embedding = decoder.embed_tokens.weight
+            self._rotary, self._norm = decoder.rotary_emb, decoder.norm
+            self.layers = [ordinary(layer, specs) for layer in decoder.layers]
+        except AttributeError as error:
+            raise NotOrdinary(str(error)) from error
+        if len({layer.sizes for layer in self.layers}) != 1:
+            raise NotOrdinary("its layers have several sizes")
+        library = open_library(_SOURCE, folder)
+        self._before = library.headwater_before_attention
+        self._after = library.headwater_after_attention
+        for function in (self._before, self._after):
+            function.argtypes, function.restype = [ctypes.c_void_p] * 2, ctypes.c_int
+        self._threads = threads
+        self._pool: KvPool | None = None
+        self._placed: list[_Placed] = []
+        self._space: _Space | None = None
+
+    def __call__(self, batch: StepBatch) -> Tensor:
+        """As ``LoadedModel.forward`` for the sampled rows."""
+        return self.around(batch, ALL)
+
+    def around(self, batch: StepBatch, layers: slice) -> Tensor:
+        """The same with some of the layers only."""
+        x = functional.embedding(batch.ids[0], self._embedding)
+        self.through(x, batch, layers)
+        logits: Tensor = self._head(self._norm(x.index_select(0, batch.sampled_rows)))
+        return logits
+
+    def through(self, x: Tensor, batch: StepBatch, layers: slice) -> None:
+        """Replace ``x`` ``[T, hidden]`` by what these layers make of it; writes KV."""
+        rows = len(x)
+        cosine, sine = (part.contiguous() for part in self._rotary(x, position_ids=batch.positions))
+        space, slots = self._room(rows), batch.slots
+        step = _Step(
+            x.data_ptr(),
+            *(t.data_ptr() for t in (space.normed, space.qkv, space.attended, space.gate_up)),
+            *(t.data_ptr() for t in (cosine, sine, slots)),
+            rows,
+        )
+        where = ctypes.addressof(step)
+        first = self.layers[0]
+        width = first.heads * first.dim
+        query = space.qkv[:rows, :width].view(rows, first.heads, first.dim)
+        out = space.attended[:rows].view(rows, first.heads, first.dim)
+        for placed in self._in_pool(batch.pool)[layers]:
+            if self._before(placed.address, where):
+                raise RuntimeError("no memory for a product")
+            attend_rows(batch, placed.kv, query, out, placed.layer.scale)
+            if self._after(placed.address, where):
+                raise RuntimeError("no memory for a product")
+
+    def _room(self, rows: int) -> _Space:
+        if self._space is None or self._space.rows < rows:
+            first = self.layers[0]
+            widths = (
+                first.hidden,
+                (first.heads + 2 * first.kv_heads) * first.dim,
+                first.heads * first.dim,
+                2 * first.between,
+            )
+            self._space = _Space(rows, *(torch.empty(rows, width) for width in widths))
+        return self._space
+
+    def _in_pool(self, pool: KvPool) -> list[_Placed]:
+        if pool is not self._pool:
+            self._placed = [
+                self._place(layer, pool.layers[layer.attention]) for layer in self.layers
+            ]
+            self._pool = pool
+        return self._placed
+
+    def _place(self, layer: OrdinaryLayer, kv: LayerKv) -> _Placed:
+        struct = _Layer(
+            layer.qkv.function,
+            *(p.weights for p in (layer.qkv, layer.o, layer.gate_up, layer.down)),
+            *(w.data_ptr() for w in (layer.norm_before, layer.norm_after)),
+            *(None if w is None else w.data_ptr() for w in (layer.q_norm, layer.k_norm)),
+            *(kv.keys.data_ptr(), kv.values.data_ptr(), kv.keys.stride(1), kv.keys.stride(0)),
+            *(layer.hidden, layer.heads, layer.kv_heads, layer.dim, layer.between),
+            layer.eps,
+            self._threads,
+        )
+        return _Placed(layer, kv, struct, ctypes.addressof(struct))

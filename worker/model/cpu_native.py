@@ -1,0 +1,32 @@
+"""A product that both Python and the worker's own C code can call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProduct:
+    """``x [..., in]`` to ``x @ w.T + bias``, ``[..., out]``, float32."""
+
+    compute: Callable[[Tensor], Tensor]
+    function: int
+    """Address of a ``product`` of ``cpu_layer.c`` ..."""
+    weights: int
+    """... and of its weights."""
+    outputs: int
+    kept: object
+    """What holds the memory of both."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product."""
+        return self.compute(x)
+
+
+def address_of(function: object) -> int:
+    """Of a C function of a loaded library."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
