@@ -1,4 +1,4 @@
-"""Prompts from lines of JSON: requests, recorded sessions or lines of a batch file. Pure.
+"""Prompts from lines of JSON: requests, recorded sessions or lines of a batch file.
 
 A prompt is looked at as far as its writer can change it: all that comes before the first answer.
 Its parts stand in the order in which chat templates put them: system messages, tools, the rest.

@@ -55,7 +55,6 @@ PURE = """
     gateway/lint/check.py
     gateway/lint/compare.py
     gateway/lint/findings.py
-    gateway/lint/read.py
     gateway/lint/text.py
     gateway/sim/bounds.py
     gateway/sim/model.py
