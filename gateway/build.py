@@ -99,6 +99,7 @@ class Gateway:
                 self.router,
                 self.feeds.stats,
                 outsiders=self.feeds.outsiders,
+                lists=self.feeds.lists,
                 queued=gate.queue.depths,
             )
         )

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from gateway.counts import Counts, Distribution
 from gateway.decision import WorkerStatus
+from gateway.feeds.sources import SourceState
 from gateway.index.stats import FeedStats
 from gateway.parity import Verdict
 from gateway.records import Outcome, RequestRecord, TokenFlow
@@ -181,12 +182,13 @@ class FleetCollector(Collector):
         stats: FeedStats,
         clock: Callable[[], float] = time.monotonic,
         outsiders: Callable[[], Sequence[WorkerStatus]] = tuple,
+        lists: Callable[[], Sequence[SourceState]] = tuple,
         queued: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
-        """``outsiders``: addresses that have never answered; they show as down. ``queued``: how
-        many requests wait, by priority."""
+        """``outsiders``: addresses that have never answered; they show as down. ``lists``: lists of
+        workers that are followed. ``queued``: how many requests wait, by priority."""
         self._router, self._stats, self._clock = router, stats, clock
-        self._outsiders, self._queued = outsiders, queued
+        self._outsiders, self._lists, self._queued = outsiders, lists, queued
 
     def collect(self) -> Iterable[Metric]:
         """All gauges. Called by the registry."""
@@ -221,7 +223,10 @@ class FleetCollector(Collector):
         lag.add_metric([], self._stats.index_lag_s)
         up = _gauge("redis_up", "1 if the shared state is followed.")
         up.add_metric([], float(self._stats.redis_up))
-        return [inflight, state, trust, parity, blocks, host_blocks, queue, lag, up]
+        listed = _gauge("discovery_up", "1 if a list of workers can be read.", "source")
+        for one in self._lists():
+            listed.add_metric([one.source.value], float(not one.fault))
+        return [inflight, state, trust, parity, blocks, host_blocks, queue, lag, up, listed]
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

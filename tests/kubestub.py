@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from typing import Any
 
 from aiohttp import web
@@ -84,13 +85,13 @@ class KubeStub:
         self._cut = 0
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
         app = web.Application()
         app.router.add_get(PATH, self._get)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         self.cut()

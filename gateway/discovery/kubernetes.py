@@ -225,7 +225,7 @@ class KubernetesList:
         except TimeoutError as error:
             raise KubeError("the API server does not answer") from error
         except ssl.SSLError as error:
-            raise KubeError(f"TLS: {error.reason or error}") from error
+            raise KubeError(f"TLS: {error}"[:300]) from error
         except (aiohttp.ClientError, OSError) as error:
             raise KubeError(f"the API server cannot be reached: {error}"[:200]) from error
 

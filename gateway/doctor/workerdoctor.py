@@ -14,6 +14,7 @@ from gateway.routing.base import Trust, WorkerState
 
 LARGE_BLOCK = 256
 SKEW_S = 5.0
+NO_ROUTE = "let the gateway reach the routes that tokenise, or use a release that has them"
 
 
 def subject_of(status: WorkerStatus) -> str:
@@ -100,7 +101,7 @@ def _tokens(status: WorkerStatus) -> Finding:
     if status.parity is Verdict.DIFFERENT:
         fix = status.parity_fix or None
         return finding("worker.tokens", subject, Status.FAILED, status.parity_reason, fix)
-    fix = "name its tokenizer: [render] tokenizers, model name -> folder or hub id"
+    fix = status.parity_fix or NO_ROUTE
     return finding("worker.tokens", subject, Status.WARNING, status.parity_reason, fix)
 
 

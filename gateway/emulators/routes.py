@@ -33,6 +33,8 @@ def application(emulator: Emulator) -> web.Application:
         app.router.add_get(path, _fixed(partial(page, emulator)))
     if engine == "llamacpp":
         app.router.add_post("/apply-template", _apply_template(emulator))
+    if engine == "tgi":
+        app.router.add_post("/chat_tokenize", _chat_tokenize(emulator))
     return app
 
 
@@ -80,6 +82,16 @@ def _apply_template(emulator: Emulator) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         chat = _parse(RouteKind.CHAT, await request.read())
         return web.json_response({"prompt": emulator.renderer.render_chat(chat)})
+
+    return handle
+
+
+def _chat_tokenize(emulator: Emulator) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        chat = _parse(RouteKind.CHAT, await request.read())
+        listed = pages.tokens(emulator, emulator.renderer.encode_request(chat).tokens)
+        text = emulator.renderer.render_chat(chat)
+        return web.json_response({"tokenize_response": listed, "templated_text": text})
 
     return handle
 

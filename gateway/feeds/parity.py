@@ -32,6 +32,7 @@ AT_ONCE = 4
 """Workers that are asked at the same time."""
 ENOUGH_SILENT = 3
 """Probe prompts without an answer until the others are spared: texts and a chat were among them."""
+NAME_TOKENIZER = "name its tokenizer: [render] tokenizers, model name -> folder or hub id"
 PROOF_S = 30.0
 """All probe prompts of one worker."""
 BODY_LIMIT = 1 << 20
@@ -137,7 +138,7 @@ class ParityProber:
         """Ask a worker, compare, judge. Any answer of the worker is a value, never an exception."""
         missing = self._own.missing(info)
         if missing is not None:
-            return Parity(reason=missing)
+            return Parity(reason=missing, fix="" if info.tokenizer else NAME_TOKENIZER)
         findings = []
         silent = 0
         for probe in PROBES:

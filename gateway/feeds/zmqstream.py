@@ -109,7 +109,9 @@ class RankStream:
     async def follow(self) -> AsyncGenerator[Told, None]:
         """Everything that happens on the stream."""
         socket = self._subscribe()
+        # Before it connects: what happened earlier is told to no monitor.
         monitor = socket.get_monitor_socket()
+        socket.connect(self._endpoint)
         try:
             while True:
                 self._look_at_connection(monitor)
@@ -142,7 +144,6 @@ class RankStream:
         socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_MS)
         socket.setsockopt_string(zmq.SUBSCRIBE, self._topic)
-        socket.connect(self._endpoint)
         return socket
 
     def _look_at_connection(self, monitor: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from kubestub import KubeStub, endpoint, slice_of
+from redisrig import certificates
 from rig import eventually
 
 from gateway.config import DnsConfig, FileConfig, KubernetesConfig
@@ -429,6 +430,30 @@ async def test_an_api_server_that_is_not_there_is_told(tmp_path: Path) -> None:
     async with following(KubernetesList(config, {}, Random(1))) as heard:
         await heard.until_fault("cannot be reached")
         assert heard.listings == []
+
+
+async def test_the_api_servers_certificate_is_checked(tmp_path: Path) -> None:
+    made = certificates(tmp_path)
+    api = KubeStub()
+    await api.start(made.front(ask_client=False))
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    try:
+        for ca, works in ((made.authority, True), (tmp_path / "none", False)):
+            config = KubernetesConfig(
+                services=("vllm",),
+                namespace="llm",
+                api=api.url,
+                token_file=str(tmp_path / "no-token"),
+                ca_file=str(ca),
+            )
+            async with following(KubernetesList(config, {}, Random(1))) as heard:
+                if works:
+                    await heard.until({ONE: ""})
+                else:
+                    await heard.until_fault("TLS")
+                    assert heard.listings == []
+    finally:
+        await api.stop()
 
 
 def test_where_the_api_server_is() -> None:

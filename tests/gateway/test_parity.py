@@ -300,7 +300,8 @@ async def test_nothing_is_asked_before_the_own_tokenizer_is_there(
     assert not stub.asked
     own.wait, own.why = False, "the worker names no tokenizer"
     await _settle(one, members, notes, 1)
-    assert notes.parity[0] == Parity(Verdict.UNPROVEN, "the worker names no tokenizer")
+    assert notes.parity[0].verdict is Verdict.UNPROVEN
+    assert notes.parity[0].reason == "the worker names no tokenizer"
     assert not stub.asked
 
 

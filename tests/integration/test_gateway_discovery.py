@@ -20,6 +20,11 @@ async def get(url: str) -> Any:
         return await response.json()
 
 
+async def text(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return await response.text()
+
+
 async def call(method: str, url: str) -> int:
     async with aiohttp.ClientSession() as session, session.request(method, url) as response:
         return response.status
@@ -62,6 +67,7 @@ async def test_a_file_adds_drains_and_removes(serve: Any, stub: Any, tmp_path: P
     await eventually(lambda: ready(served) == {one.id, two.id}, 20.0)
     path.write_text("{")
     await eventually(lambda: any("discovery.file" in n for n in served.gateway.readiness().notes))
+    assert 'headwater_discovery_up{source="file"} 0.0' in await text(f"{served.admin}/metrics")
     assert ready(served) == {one.id, two.id}
     write(path, two.url)
     await eventually(lambda: ready(served) == {two.id}, 20.0)
@@ -181,11 +187,7 @@ async def test_a_worker_that_never_answered_is_listed_with_its_reason(
     [worker] = (await get(f"{served.admin}/admin/workers"))["workers"]
     assert (worker["id"], worker["state"], worker["sources"]) == (name, "down", ["static"])
     assert "connect" in worker["reason"]
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{served.admin}/metrics") as response,
-    ):
-        metrics = await response.text()
+    metrics = await text(f"{served.admin}/metrics")
     assert f'headwater_worker_state{{state="down",worker="{name}"}} 1.0' in metrics
     assert await call("DELETE", f"{served.admin}/admin/workers/{name}") == 200
     assert (await get(f"{served.admin}/admin/workers"))["workers"] == []
