@@ -31,6 +31,7 @@ from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index.table import PrefixTable
 from gateway.ledger import LedgerSink
+from gateway.ledgerstream import LedgerStream
 from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
 from gateway.plugins import all_policies
@@ -79,6 +80,7 @@ class Gateway:
             on_trust=self._trust_changed,
         )
         self._ledger = _open_ledger(config)
+        self._stream = _open_stream(config)
         self._trace = _open_trace(config)
         self.upstream = _upstream(config)
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
@@ -110,6 +112,8 @@ class Gateway:
         sinks: list[RecordSink] = [metrics, tally, live]
         if self._ledger is not None:
             sinks.append(self._ledger)
+        if self._stream is not None:
+            sinks.append(self._stream)
         self.pipeline = Pipeline(
             Parts(
                 router=self.router,
@@ -267,6 +271,8 @@ class Gateway:
         self._access.close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
+        if self._stream is not None:
+            await asyncio.to_thread(self._stream.close)
         if self._trace is not None:
             await asyncio.to_thread(self._trace.close)
 
@@ -281,6 +287,12 @@ def check_config(config: GatewayConfig) -> None:
         raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
     if config.redis.url != "none":
         redisurl.check(config.redis.url)
+    if config.ledger.stream_records:
+        if config.redis.url == "none":
+            raise ConfigError("ledger.stream_records", config.ledger.stream_records, "needs Redis")
+        if not config.deployment.secret:
+            reason = "needs [deployment] secret, which keys its hashes in all gateways alike"
+            raise ConfigError("ledger.stream_records", config.ledger.stream_records, reason)
 
 
 def _upstream(config: GatewayConfig) -> Upstream:
@@ -292,6 +304,18 @@ def _open_ledger(config: GatewayConfig) -> LedgerSink | None:
     if not config.ledger.dir:
         return None
     return LedgerSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+
+
+def _open_stream(config: GatewayConfig) -> LedgerStream | None:
+    if not config.ledger.stream_records:
+        return None
+    return LedgerStream(
+        config.redis.url,
+        config.deployment.name,
+        config.deployment.secret.encode(),
+        config.ledger.stream_records,
+        timeout_s=config.redis.timeout_ms / 1000,
+    )
 
 
 def _open_trace(config: GatewayConfig) -> TraceSink | None:

@@ -226,6 +226,13 @@ class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         doc("Also keep the prompts' block keys, in DIR/trace: `headwater simulate` reads them."),
     ] = False
+    stream_records: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)],
+        doc(
+            "Also keep about this many records in a Redis stream that all gateways share; 0: none. "
+            "Needs [redis] url and [deployment] secret."
+        ),
+    ] = 0
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

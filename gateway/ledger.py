@@ -40,6 +40,11 @@ def default_dir(env: Mapping[str, str]) -> Path:
     return state / "headwater" / "ledger"
 
 
+def derived_salt(secret: bytes) -> bytes:
+    """The salt of all ledgers of a deployment that has a secret."""
+    return blake2b(b"headwater ledger", key=secret[:64], digest_size=16).digest()
+
+
 def ledger_salt(folder: Path, secret: bytes) -> bytes:
     """16 bytes that key the hashes in a folder's ledgers. Blocks.
 
@@ -49,7 +54,7 @@ def ledger_salt(folder: Path, secret: bytes) -> bytes:
     :raises OSError: the folder cannot be written.
     """
     if secret:
-        return blake2b(b"headwater ledger", key=secret[:64], digest_size=16).digest()
+        return derived_salt(secret)
     path = folder / SALT_FILE
     fresh = folder / f"{SALT_FILE}.{token_hex(4)}"
     if not path.exists():

@@ -27,6 +27,9 @@ LEARNED_MAXLEN = 500
 """Facts about workers without events kept per shard: a gateway that starts learns from them."""
 LOG_TTL_MS = 600_000
 BOOKING_TTL_MS = 2_000
+LEDGER_TTL_MS = 7 * 86_400_000
+LEDGER_FIELD = "l"
+"""Of the ledger's stream: one line."""
 CHUNKS = 16
 """A checkpoint is cut into this many strings by the top bits of the key."""
 
@@ -84,6 +87,10 @@ class RedisKeys:
     def bookings(self, gateway: str) -> str:
         """STRING: the work one gateway has booked, by worker."""
         return f"hw:{{{self.deployment}.g}}:load:{gateway}"
+
+    def ledger(self) -> str:
+        """STREAM of ledger lines of all gateways, where it is asked for."""
+        return f"hw:{{{self.deployment}.g}}:ledger"
 
     def gateways(self) -> str:
         """SET of gateway ids that share bookings; in the same slot as their values."""

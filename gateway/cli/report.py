@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # DuckDB loads only when the command runs
     from gateway.report import Report
 
 FORMATS = ("text", "json", "html", "csv", "parquet")
+URL = re.compile(r"(rediss?|unix|redis\+\w+)://")
 BIG = 200 * 2**20
 """Reading that many bytes of ledger takes seconds: it is told that something is going on."""
 
@@ -32,7 +35,8 @@ def report(
     ledger: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Ledger files (.gz and .parquet too), folders or patterns; without any, the "
+            help="Ledger files (.gz and .parquet too), folders or patterns, or the URL of the "
+            "Redis that keeps a shared ledger; without any, the "
             "folder in HEADWATER_LEDGER__DIR, else the one that `headwater up` writes to.",
             show_default=False,
         ),
@@ -66,8 +70,8 @@ def report(
     start = parse_since(since, time.time()) if since else None
     groups = parse_by(by)
     try:
-        with _at_work(where):
-            shown = _made(where, start, groups, form, output)
+        with _files(where) as files, _at_work(files):
+            shown = _made(files, start, groups, form, output)
     except (EmptyLedger, LedgerError) as error:
         typer.echo(f"headwater report: {error}", err=True)
         raise typer.Exit(1) from error
@@ -88,6 +92,32 @@ def _made(
         export(where, start, output)
         return None
     return _render(summarise(where, start, groups), form, to_file=output is not None)
+
+
+@contextmanager
+def _files(where: list[str]) -> Iterator[list[str]]:
+    """The same with the ledgers of Redis streams in temporary files."""
+    if not any(URL.match(given) for given in where):
+        yield where
+        return
+    from gateway.ledgerstream import read_stream
+    from shared.redislink import RedisLost
+    from shared.redisurl import shown
+    from shared.settings import DeploymentConfig
+
+    deployment = os.environ.get("HEADWATER_DEPLOYMENT__NAME") or DeploymentConfig().name
+    with TemporaryDirectory(prefix="headwater-stream-") as folder:
+        files = list(where)
+        for number, given in enumerate(where):
+            if not URL.match(given):
+                continue
+            files[number] = str(Path(folder) / f"{number}.jsonl")
+            try:
+                with Path(files[number]).open("wb") as file:
+                    file.writelines(line + b"\n" for line in read_stream(given, deployment))
+            except RedisLost as error:
+                raise ConfigError("ledger", shown(given), f"cannot be read: {error}") from error
+        yield files
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from gateway.report.tables import (
     percent,
     ratio,
     seconds,
-    without_middle,
+    told_apart,
 )
 from gateway.report.text import DEPTHS
 
@@ -235,9 +235,10 @@ def workers(report: Report) -> dict[str, Any]:
     """Their shares, and how far each was believed over time."""
     found = report.balance.workers
     largest = max((worker.prompt for worker in found), default=0)
+    names = told_apart([worker.worker for worker in found], LONGEST_NAME)
     rows = [
         {
-            "name": without_middle(worker.worker, LONGEST_NAME),
+            "name": name,
             "title": worker.worker,
             "parts": [
                 part("delivered", worker.delivered, largest),
@@ -254,20 +255,21 @@ def workers(report: Report) -> dict[str, Any]:
                 seconds(worker.ttft_p90_s),
             ],
         }
-        for worker in found[:MOST_WORKERS]
+        for worker, name in zip(found[:MOST_WORKERS], names, strict=False)
     ]
     head = ["requests", "failed", "prompt", "hits", "stale", "ttft p50", "p90"]
     spread = report.balance.max_over_mean
     balance = ", ".join(f"{name} {ratio(value)}" for name, value in spread.items())
     hidden = len(found) - MOST_WORKERS
     trust = report.timeline.trust
+    trusted = told_apart([each.worker for each in trust], LONGEST_NAME)
     return {
         "workers": {"head": head, "rows": rows},
         "balance": f"Busiest / mean, 1 is even: {balance}.",
         "more_workers": f"{hidden:,} more workers: --format json has them all."
         if hidden > 0
         else "",
-        "strips": [_strip(each) for each in trust[:MOST_WORKERS]],
+        "strips": [_strip(each, trusted[at]) for at, each in enumerate(trust[:MOST_WORKERS])],
         "trust": Table(
             ["worker", *_STATES],
             [[one.worker, *(f"{sum(getattr(one, name)):,}" for name in _STATES)] for one in trust],
@@ -275,14 +277,13 @@ def workers(report: Report) -> dict[str, Any]:
     }
 
 
-def _strip(trust: TrustShare) -> dict[str, Any]:
+def _strip(trust: TrustShare, name: str) -> dict[str, Any]:
     """The least trust of each step."""
     cells = [
         next((name for name in reversed(_STATES) if getattr(trust, name)[at]), "idle")
         for at in range(len(trust.exact))
     ]
     counts = ", ".join(f"{sum(getattr(trust, name)):,} {name}" for name in _STATES)
-    name = without_middle(trust.worker, LONGEST_NAME)
     return {
         "name": name,
         "title": trust.worker,

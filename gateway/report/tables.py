@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from io import StringIO
+from os.path import commonprefix
 
 from rich import box
 from rich.console import Console
@@ -91,6 +92,24 @@ def without_middle(text: str, limit: int) -> str:
         return text
     tail = (limit - 1) // 2
     return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def told_apart(names: Sequence[str], limit: int) -> list[str]:
+    """The names in at most some ``limit`` characters: what all have in common goes first."""
+    if len(names) < 2 or max(map(len, names)) <= limit:
+        return [without_middle(name, limit) for name in names]
+    head = len(commonprefix(list(names)))
+    tail = len(commonprefix([name[head:][::-1] for name in names]))
+    shown = []
+    for name in names:
+        own = name[head : len(name) - tail]
+        room = max(0, limit - len(own) - 2)
+        before = name[:head][-(room // 2) :] if room > 1 else ""
+        after = name[len(name) - tail :][: room - len(before)]
+        left = "…" if len(before) < head else ""
+        right = "…" if len(after) < tail else ""
+        shown.append(f"{left}{before}{without_middle(own, limit)}{after}{right}")
+    return shown
 
 
 def printable(text: str) -> str:

@@ -161,3 +161,19 @@ def test_csv_has_exact_numbers_and_no_formulas(tmp_path: Path) -> None:
     assert rows[1]["delivered"] == "64"
     whole = list(csv.DictReader(to_csv(summarise([tmp_path / "l.jsonl"])).splitlines()))
     assert [int(row["requests"]) for row in whole] == [2]
+
+
+def test_names_are_shortened_where_they_do_not_differ() -> None:
+    from gateway.report.tables import told_apart
+
+    short = ["w1", "w2"]
+    assert told_apart(short, 8) == short
+    hosts = [f"gpu-worker-in-rack-{rack}.example.internal:8100" for rack in (1, 2, 17)]
+    shown = told_apart(hosts, 26)
+    assert len(set(shown)) == 3
+    assert all(len(name) <= 28 for name in shown)
+    assert all(f"-{rack}." in name for name, rack in zip(shown, (1, 2, 17), strict=True))
+    alone = told_apart(["x" * 50], 26)
+    assert len(alone[0]) == 26
+    for names in (["a" * 40, "a" * 41], ["a" * 40, "b" * 40], ["a" * 30, "a" * 30]):
+        assert all(len(name) <= 28 for name in told_apart(names, 26))
