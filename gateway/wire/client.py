@@ -79,11 +79,11 @@ class _Response:
 
     __slots__ = ("_connection", "content_type", "headers", "status")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, verbatim: bool) -> None:
         self._connection = connection
         self.status = connection.status
         pairs = decoded(connection.headers)
-        self.headers = end_to_end(pairs, KEPT_FROM_CLIENTS)
+        self.headers = pairs if verbatim else end_to_end(pairs, KEPT_FROM_CLIENTS)
         kind = next((value for name, value in pairs if name.lower() == "content-type"), "")
         self.content_type = kind.split(";", 1)[0].strip().lower()
 
@@ -131,7 +131,7 @@ class _Call:
                 raise
             else:
                 self._connection = connection
-                return _Response(connection)
+                return _Response(connection, verbatim=self._owner.verbatim)
         raise UpstreamBroken("the worker closed each connection that was kept to it")
 
     async def __aexit__(
@@ -147,8 +147,13 @@ class _Call:
 class WireUpstream:
     """:class:`gateway.upstream.Upstream` on httptools: no cap on connections, no total limit."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        """Needs a running event loop. ``tls``: for https workers; the system's trust if None."""
+    def __init__(self, tls: ssl.SSLContext | None = None, *, verbatim: bool = False) -> None:
+        """Needs a running event loop.
+
+        :param tls: for https workers; the system's trust if None.
+        :param verbatim: answers keep all their headers: for who relays nothing.
+        """
+        self.verbatim = verbatim
         self._loop = asyncio.get_running_loop()
         self._tls = tls
         self._addresses = Addresses(self._loop)

@@ -56,6 +56,11 @@ PURE = """
     gateway/lint/compare.py
     gateway/lint/findings.py
     gateway/lint/text.py
+    gateway/loadtest/result.py
+    gateway/loadtest/stats.py
+    gateway/loadtest/text.py
+    gateway/loadtest/tracetext.py
+    gateway/loadtest/workloads.py
     gateway/sim/bounds.py
     gateway/sim/model.py
     gateway/sim/recorded.py
