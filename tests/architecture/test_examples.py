@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from gateway.config import GatewayConfig
 from shared.settings import load
 
@@ -14,3 +16,20 @@ def test_the_example_configuration_is_valid() -> None:
     config = load(GatewayConfig, file=EXAMPLES / "gateway.toml", env={}, flags={})
     assert len(config.workers.urls) == 2
     assert config.redis.url.startswith("redis://")
+
+
+def test_the_manifest_for_kubernetes_holds_a_valid_configuration(tmp_path: Path) -> None:
+    from gateway.discovery.kubernetes import api_url
+
+    text = (EXAMPLES / "kubernetes" / "gateway.yaml").read_text()
+    objects = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    settings = tmp_path / "gateway.toml"
+    settings.write_text(objects["ConfigMap"]["data"]["gateway.toml"])
+    config = load(GatewayConfig, file=settings, env={}, flags={})
+    kube = config.discovery.kubernetes
+    assert (kube.services, kube.port) == (("vllm",), "http")
+    assert api_url(kube, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}) == "https://10.96.0.1:443"
+    [rule] = objects["Role"]["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["endpointslices"], ["list", "watch"])
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > config.listen.drain_s

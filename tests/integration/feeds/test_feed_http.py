@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from gateway.discovery.base import Source
 from shared.errors import BadRequest
 
 
@@ -194,3 +195,15 @@ async def test_add_worker_refuses_what_is_no_url_and_who_is_not_there(kit, free_
                 await gateway.feeds.add_worker(url)
         with pytest.raises(BadRequest, match="no worker at"):
             await gateway.feeds.add_worker(f"http://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize("source", [s for s in Source if s is not Source.STATIC])
+@pytest.mark.parametrize("url", ["http://169.254.169.254", "http://[fe80::1]:80", "http://0.0.0.0"])
+async def test_no_source_leads_to_an_address_without_workers(kit, source: Source, url: str) -> None:
+    async with kit.running(kit.settings()) as gateway:
+        gateway.feeds._tender.add(url, source)
+
+        def refused() -> bool:
+            return all("are refused" in one.reason for one in gateway.feeds.outsiders())
+
+        await kit.until(lambda: gateway.feeds.outsiders() and refused(), 20.0)
