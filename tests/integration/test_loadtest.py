@@ -144,9 +144,9 @@ async def test_sessions_are_conversations(stub, serve, concurrency, rate) -> Non
     assert all(one.ttft_s is not None and one.ttft_s <= one.total_s for one in requests)
     assert seconds > 0
     assert client.busy >= 0
-    lengths = [len(seen.json["messages"]) for seen in worker.requests]
+    lengths = [len(seen.json["messages"]) for seen in worker.seen]
     assert sorted(lengths) == sorted([2, 4, 6] * 6)
-    last = next(seen.json for seen in worker.requests if len(seen.json["messages"]) == 6)
+    last = next(seen.json for seen in worker.seen if len(seen.json["messages"]) == 6)
     assert last["messages"][2] == {"role": "assistant", "content": "ab"}
 
 
