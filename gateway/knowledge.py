@@ -230,9 +230,12 @@ class Knowledge:
         keys = () if blind else query.keys
         return self._promises.make(candidate.worker.id, keys, indexed, now)
 
-    def keep(self, promise: Promise, now: float) -> None:
-        """The prompt was computed."""
-        self._promises.keep(promise, now)
+    def keep(self, promise: Promise, expected: Expectation, now: float) -> None:
+        """The prompt was computed. Its events are on their way; what is learned is known now."""
+        if expected.place is None:
+            self._promises.keep(promise, now)
+        else:
+            self._promises.break_off(promise)
 
     def break_off(self, promise: Promise) -> None:
         """It was not."""
@@ -285,7 +288,7 @@ class Knowledge:
         if judge:
             self._trust.answered(member.id, cached=cached, expected=likely)
             member.reports_cached = self._trust.reports(member.id)
-        if judge and cached is not None and self._comparable(expected, delivered):
+        if judge and cached is not None and self._comparable(member, delivered):
             block = max(member.info.block_size, member.stride * GRANULE, slack)
             seen = Compared(expected.least, expected.most, expected.other, cached, block)
             self._trust.compare(member.id, seen, now)
@@ -315,10 +318,10 @@ class Knowledge:
         elif (batch := self._learner.cleared(member.id)) is not None:
             self._index.apply(batch)
 
-    @staticmethod
-    def _comparable(expected: Expectation, delivered: Delivered) -> bool:
+    def _comparable(self, member: Member, delivered: Delivered) -> bool:
         """Text on a worker whose events flow says nothing about these."""
-        return not delivered.text or expected.other is None
+        flow = self._trust.feed_state(member.id) is Trust.EXACT
+        return not (delivered.text and flow)
 
     def _learn(self, member: Member, place: WorkerId, request: Served, at: float) -> None:
         if place != member.id and not self._learner.knows(place):

@@ -7,7 +7,8 @@ them any more (:mod:`gateway.recency`, :mod:`gateway.capacity`). ``cached_tokens
     delivered as expected   the cache holds at least this much
     less than expected      what was used before the first missing block is gone as well (caches
                             evict in this order), and the cache holds less than that distance
-    nothing at all, often   it has lost everything: it was restarted or flushed
+    nothing at all, often   it has lost everything: it was restarted or flushed; or, if that goes
+                            on, the cache is too small for all that is asked
 
 Workers also count in steps of their own (OpenAI: 128 tokens from 1024 on), and what they deliver
 below such a step says nothing.
@@ -90,7 +91,9 @@ class _Memory:
     """What went beyond the capacity: believed to be gone, and watched."""
     steps: _Steps = field(default_factory=_Steps)
     missed: list[int] = field(default_factory=list)
-    """Distances of the misses since something was delivered last."""
+    """Distances of the misses since something was delivered last, or all was given up."""
+    doubted: list[int] = field(default_factory=list)
+    """Those for which all was given up, while nothing has been delivered since."""
     seq: int = 0
 
     @property
@@ -153,6 +156,7 @@ class Learner:
         if memory is not None:
             memory.held, memory.past = Recency(memory.held.clock), Recency()
             memory.missed.clear()
+            memory.doubted.clear()
 
     def resize(self, worker: WorkerId, capacity_tokens: int) -> None:
         """The worker told its capacity: an upper bound for what is believed."""
@@ -226,6 +230,7 @@ class Learner:
         for distance in memory.missed:
             memory.capacity.miss(distance)
         memory.missed.clear()
+        memory.doubted.clear()
         for key in reversed(delivered):
             used = memory.held.used(key)
             if used is not None and used > clock:
@@ -245,7 +250,10 @@ class Learner:
         if empty:
             memory.missed.append(distance)
             if len(memory.missed) >= EMPTY_AFTER:
-                memory.missed.clear()
+                # Twice in a row it was no restart: then the cache is too small for this.
+                for far in memory.doubted:
+                    memory.capacity.miss(far)
+                memory.doubted, memory.missed = memory.missed, []
                 memory.held.clear()
                 memory.past.clear()
                 return [CacheCleared()]

@@ -46,7 +46,7 @@ class Outcomes:
         else:
             member.breaker.give_up(probe=booking.probe)
         if computed and not failed:
-            self._knowledge.keep(attempt.promise, now)
+            self._knowledge.keep(attempt.promise, attempt.expectation, now)
             self._learn(attempt, end, now)
         else:
             self._knowledge.break_off(attempt.promise)

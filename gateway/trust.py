@@ -114,7 +114,8 @@ class _Window:
     """Sums over the last comparisons."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._rows: deque[tuple[int, int]] = deque()
+        self._part = self._whole = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -122,12 +123,22 @@ class _Window:
     def add(self, part: int, whole: int) -> None:
         """One comparison."""
         self._rows.append((part, whole))
+        self._part += part
+        self._whole += whole
+        if len(self._rows) > WINDOW:
+            part, whole = self._rows.popleft()
+            self._part -= part
+            self._whole -= whole
 
     @property
     def share(self) -> float:
         """Sum of the parts over that of the wholes."""
-        whole = sum(row[1] for row in self._rows)
-        return sum(row[0] for row in self._rows) / whole if whole else 0.0
+        return self._part / self._whole if self._whole else 0.0
+
+    def clear(self) -> None:
+        """What was compared so far does not count."""
+        self._rows.clear()
+        self._part = self._whole = 0
 
 
 @dataclass(slots=True)
@@ -226,7 +237,7 @@ class _Watch:
     def clear(self) -> None:
         """What was compared under other circumstances does not count."""
         for window in (self.errors, self.arrivals, self.others):
-            window._rows.clear()
+            window.clear()
 
 
 class TrustBook:
@@ -299,14 +310,17 @@ class TrustBook:
             return
         watch.reported = bool(cached)
         watch.unreported += cached is None and expected > 0
-        self._review(worker, watch)
+        if watch.reported or watch.unreported >= MUTE_AFTER:
+            self._review(worker, watch)
 
     def compare(self, worker: WorkerId, seen: Compared, now: float) -> None:
         """Predicted against delivered, of one answered request."""
         watch = self._watches.get(worker)
         if watch is not None:
+            before = watch.lowered
             watch.compare(seen, now)
-            self._review(worker, watch)
+            if watch.lowered is not before:
+                self._review(worker, watch)
 
     def _review(self, worker: WorkerId, watch: _Watch) -> None:
         before = watch.state

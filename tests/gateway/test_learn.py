@@ -343,3 +343,23 @@ def test_a_kept_promise_ends_in_time_even_where_nothing_else_happens() -> None:
     assert rig.route(keys_).matched_tokens == 160, "its events are on their way"
     rig.now += 1.5
     assert rig.route(keys_).matched_tokens == 0
+
+
+def test_a_promise_is_no_knowledge_where_contents_are_learned() -> None:
+    """They are known as soon as the answer is: a flush must not be outlived by a promise."""
+    rig = Rig(workers=1, events=False)
+    keys_ = rig.prompt(10)
+    rig.serve(keys_, 0)
+    assert rig.route(keys_).matched_tokens == 160
+    rig.router.flush(WorkerId("w1"), rig.now)
+    assert rig.route(keys_).matched_tokens == 0
+
+
+def test_a_cache_too_small_for_all_that_is_asked_is_no_restart() -> None:
+    world = World()
+    prompts = [keys(100 * n, 28) for n in range(1, 13)]
+    for _ in range(6):
+        for prompt in prompts:
+            world.serve(prompt, 0, expected=world.held(prompt))
+    assert world.learner.capacity_tokens(W) < 12 * 28 * 16
+    assert world.held(prompts[0]) == 0

@@ -217,6 +217,24 @@ def test_an_engine_that_reuses_nothing_is_blind_until_it_does(returns: bool) -> 
     assert rig.trust[0] is (Trust.LEARNED if returns else Trust.BLIND)
 
 
+def test_blind_by_text_returns_as_well() -> None:
+    rig = Watched(events=False)
+    prompts = [rig.prompt(20) for _ in range(4)]
+
+    def ask(keys: list[BlockKey], cached: int) -> None:
+        route = rig.router.decide(rig.query(keys, tokens=0), rig.now)
+        assert isinstance(route, Route)
+        rig.router.begin(route, rig.now, attempt=1).finish(ok(328, cached), rig.now)
+        rig.now += 2.0
+
+    for n in range(64):
+        ask(prompts[n % 4], 0)
+    assert rig.trust[0] is Trust.BLIND
+    for n in range(3 * ENOUGH):
+        ask(prompts[n % 4], 320)
+    assert rig.trust[0] is Trust.LEARNED
+
+
 def test_a_cache_that_is_off_is_blind_whatever_its_feed_says() -> None:
     rig = Watched()
     rig.join("w1", epoch=2, prefix_cache=False)
