@@ -29,6 +29,7 @@ from gateway.feeds import Feeds
 from gateway.feeds.sources import make_sources
 from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
+from gateway.index import backends
 from gateway.index.table import PrefixTable
 from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
@@ -70,7 +71,8 @@ class Gateway:
         self._config = config
         self._log = structlog.get_logger("headwater.gateway")
         rng = Random()
-        index = PrefixTable(config.routing.index_max_blocks, rng)
+        self._index = index = PrefixTable(config.routing.index_max_blocks, rng)
+        self._growing: asyncio.Task[None] | None = None
         self.router = Router(
             index,
             all_policies(config.routing),
@@ -172,6 +174,7 @@ class Gateway:
     async def observe(self) -> None:
         """Begin to look for workers, without listening."""
         self._watch = asyncio.create_task(self.prompts.watch(self.router), name="prompts")
+        self._growing = asyncio.create_task(backends.grow(self._index), name="index")
         await self.feeds.start()
 
     async def _bind(self, key: str, server: HttpServer | WireServer, host: str, port: int) -> None:
@@ -260,8 +263,9 @@ class Gateway:
 
     async def close(self) -> None:
         """Stop everything, however far ``start`` came."""
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._growing):
+            if task is not None:
+                task.cancel()
         for server, listener in self._listeners.values():
             listener.close()
             await server.shutdown(0.5)

@@ -72,6 +72,11 @@ class Holdings:
         """Whether some slot is one of host memory."""
         return self._lower != 0
 
+    @property
+    def keys(self) -> int:
+        """Keys with a holder (some of them perhaps abandoned)."""
+        return len(self._table)
+
     def open(self, worker: WorkerId, *, lower: bool = False) -> Slot:
         """A new, empty slot; ``lower``: for what is in host memory."""
         if not self._free:

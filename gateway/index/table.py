@@ -9,7 +9,7 @@ Rules, per (worker, epoch, source):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -25,6 +25,8 @@ from shared.events import (
 )
 from shared.types import BlockKey, Epoch, Tier, WorkerId
 
+COMPACT_FROM = 1 << 15
+"""Keys of a stride up to which a dict is smaller than what the large storage needs to be loaded."""
 _SLICE = 2048
 """Entries swept by each call that mutates."""
 
@@ -51,7 +53,7 @@ class _Holder:
 
 
 class PrefixTable:
-    """Implements :class:`gateway.index.base.PrefixIndex` with a dict per stride.
+    """Implements :class:`gateway.index.base.PrefixIndex` with a :class:`Holdings` per stride.
 
     :param max_blocks: cap on (block, worker) entries; beyond it random entries with few holders go.
     :param rng: only used to pick what is dropped.
@@ -60,6 +62,9 @@ class PrefixTable:
     def __init__(self, max_blocks: int, rng: Random) -> None:
         self._max = max_blocks
         self._rng = rng
+        self.compact: Callable[[Holdings], Holdings] | None = None
+        """Makes a large storage out of a small one; see ``gateway.index.backends``."""
+        self.compact_from = COMPACT_FROM
         self._strides: dict[int, Holdings] = {}
         self._holders: dict[WorkerId, _Holder] = {}
         self.ignored_events = 0
@@ -204,9 +209,13 @@ class PrefixTable:
             holder.host = None
 
     def _keep_cap(self, stride: int) -> None:
+        holdings = self._strides[stride]
+        if self.compact and type(holdings) is Holdings and holdings.keys >= self.compact_from:
+            self._strides[stride] = self.compact(holdings)
         excess = self.entries - self._max
         if excess > 0:
-            self._strides[stride].drop(excess, self._rng)
+            # A little more than it must, so that it is not done for every batch.
+            self._strides[stride].drop(excess + self._max // 512, self._rng)
 
 
 def _check_sequence(holder: _Holder, batch: EventBatch) -> Applied:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from gateway.index.backends import use_arrays
 from gateway.index.base import PrefixIndex
 from gateway.index.table import PrefixTable
 from shared.blocks import GRANULE, pack_keys
@@ -24,8 +25,19 @@ from shared.types import BlockKey, Epoch, Tier, WorkerId
 
 A, B = WorkerId("a"), WorkerId("b")
 E1, E2 = Epoch(1 << 16), Epoch(2 << 16)
+
+
+def small_arrays(max_blocks: int = 1_000_000) -> PrefixTable:
+    """Arrays from the first key on."""
+    table = PrefixTable(max_blocks, Random(0))
+    use_arrays(table)
+    table.compact_from = 1
+    return table
+
+
 IMPLEMENTATIONS: dict[str, Callable[[], PrefixIndex]] = {
     "table": lambda: PrefixTable(1_000_000, Random(0)),
+    "arrays": small_arrays,
 }
 
 

@@ -9,6 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gateway.index.backends import use_arrays
+from gateway.index.compact import CompactHoldings
 from gateway.index.table import PrefixTable
 from shared.blocks import GRANULE, pack_keys
 from shared.events import CacheCleared, CacheEvent, EventBatch, Snapshot, removed, stored
@@ -165,3 +167,31 @@ IndexMachine.TestCase.settings = settings(
     max_examples=60 * DEPTH, stateful_step_count=40, deadline=None
 )
 TestIndex = IndexMachine.TestCase
+
+
+class ArraysMachine(IndexMachine):
+    """The same of the storage for large tables, so small that it is rebuilt all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        use_arrays(self.table)
+        self.table.compact_from = 1
+
+    @rule()
+    def rebuild(self) -> None:
+        """At any moment; it goes on with later changes."""
+        for holdings in self.table._strides.values():
+            if isinstance(holdings, CompactHoldings) and holdings._old is None:
+                holdings._start_rebuild(0)
+
+    @rule()
+    def go_on(self) -> None:
+        for holdings in self.table._strides.values():
+            if isinstance(holdings, CompactHoldings) and holdings._old is not None:
+                holdings._move(40)
+
+
+ArraysMachine.TestCase.settings = settings(
+    max_examples=60 * DEPTH, stateful_step_count=40, deadline=None
+)
+TestArrays = ArraysMachine.TestCase
