@@ -186,6 +186,8 @@ def test_torch_stays_below_worker_model() -> None:
             elif isinstance(node, ast.ImportFrom):
                 modules = [node.module or ""]
             found = {m.split(".")[0] for m in modules} & heavy
+            if path.name in LARGE_INDEX:
+                found -= {"numpy"}
             assert not found, f"{path.relative_to(ROOT)}:{node.lineno} imports {found}"
 
 
