@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from io import StringIO
-from os.path import commonprefix
 
 from rich import box
 from rich.console import Console
@@ -98,8 +97,8 @@ def told_apart(names: Sequence[str], limit: int) -> list[str]:
     """The names in at most some ``limit`` characters: what all have in common goes first."""
     if len(names) < 2 or max(map(len, names)) <= limit:
         return [without_middle(name, limit) for name in names]
-    head = len(commonprefix(list(names)))
-    tail = len(commonprefix([name[head:][::-1] for name in names]))
+    head = _alike(names)
+    tail = _alike([name[head:][::-1] for name in names])
     shown = []
     for name in names:
         own = name[head : len(name) - tail]
@@ -110,6 +109,14 @@ def told_apart(names: Sequence[str], limit: int) -> list[str]:
         right = "…" if len(after) < tail else ""
         shown.append(f"{left}{before}{without_middle(own, limit)}{after}{right}")
     return shown
+
+
+def _alike(names: Sequence[str]) -> int:
+    """How many characters all names begin with."""
+    return next(
+        (at for at, chars in enumerate(zip(*names, strict=False)) if len(set(chars)) > 1),
+        min(map(len, names)),
+    )
 
 
 def printable(text: str) -> str:
