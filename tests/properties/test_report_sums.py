@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledgerkit import record, write_ledger
+from ledgerkit import START, record, write_ledger
 
-from gateway.records import Outcome, RequestRecord, TokenFlow
-from gateway.report import summarise
-from gateway.report.query import DIMENSIONS
+from gateway.records import Outcome, RequestRecord, TokenFlow, Why
+from gateway.report import Report, summarise
+from gateway.report.load import load
+from gateway.report.model import Group
+from gateway.report.query import DIMENSIONS, Query
 
 TERMS = TokenFlow.__struct_fields__
 TOKENS = st.one_of(st.just(0), st.integers(0, 300), st.integers(0, 2**40))
@@ -48,6 +52,10 @@ def records(draw: st.DrawFn) -> RequestRecord:
     final = draw(st.booleans())
     return record(
         final=final,
+        at=START + draw(st.integers(0, 5000)) / 7,
+        predicted_ttft_s=draw(st.none() | st.floats(0, 100)),
+        path=tuple(draw(st.lists(st.integers(0, 3), max_size=3))),
+        why=draw(st.none() | st.builds(Why, code=st.sampled_from(["holder", "only"]))),
         attempt=draw(st.integers(0, 3)),
         flow=draw(flows()) if final else TokenFlow(),
         outcome=draw(st.sampled_from(Outcome)),
@@ -57,7 +65,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
     )
 
 
-@settings(max_examples=60 * DEPTH, deadline=None)
+@settings(max_examples=25 * DEPTH, deadline=None)
 @given(
     ledgers=st.lists(st.lists(records(), max_size=12), min_size=1, max_size=3),
     by=st.lists(st.sampled_from(DIMENSIONS), unique=True),
@@ -86,6 +94,60 @@ def test_sums_are_exact_and_close_for_any_grouping(
         assert sum(section.lookups.values()) == section.totals["requests"]
         timed = [section.ttft_s[d].count for d in ("none", "partial", "full", "unknown")]
         assert sum(timed) == section.ttft_s["all"].count
+
+
+@settings(max_examples=4 * DEPTH, deadline=None)
+@given(ledger=st.lists(records(), min_size=1, max_size=30))
+def test_every_grouping_of_one_ledger_closes(ledger: list[RequestRecord]) -> None:
+    """All 32 combinations of fields; steps of time, workers and families add up as well."""
+    finals = [each for each in ledger if each.final]
+    with TemporaryDirectory() as folder:
+        file = write_ledger(Path(folder) / "l.jsonl", ledger)
+        check_parts(summarise([file], top_families=100), ledger)
+        with load([file], None) as loaded:
+            query = Query(loaded.db, loaded.records)
+            assert query.total().totals == sums(finals)
+            for size in range(1, len(DIMENSIONS) + 1):
+                for by in combinations(DIMENSIONS, size):
+                    check_groups(query.groups(by), by, finals)
+
+
+def check_groups(groups: Sequence[Group], by: Sequence[str], finals: list[RequestRecord]) -> None:
+    """Each group is the sum of its members, and so are all of them together."""
+    for group in groups:
+        members = [
+            each for each in finals if {name: getattr(each, name) for name in by} == group.key
+        ]
+        assert group.totals == sums(members)
+        TokenFlow(**{name: group.totals[name] for name in TERMS}).check()
+    assert sum(group.totals["requests"] for group in groups) == len(finals)
+
+
+def check_parts(report: Report, ledger: list[RequestRecord]) -> None:
+    """What else adds up to the total."""
+    finals = [each for each in ledger if each.final]
+    moments = [moment.totals for moment in report.timeline.moments]
+    for name, tokens in report.totals.items():
+        assert sum(moment[name] for moment in moments) == tokens
+    for moment in moments:
+        TokenFlow(**{name: moment[name] for name in TERMS}).check()
+    workers = report.balance.workers
+    placed = [each for each in finals if each.worker]
+    assert sum(worker.requests for worker in workers) == len(placed)
+    assert sum(worker.attempts for worker in workers) == sum(bool(each.worker) for each in ledger)
+    assert sum(worker.prompt for worker in workers) == sum(each.flow.prompt for each in placed)
+    assert sum(worker.computed + worker.delivered for worker in workers) == sum(
+        each.flow.prompt for each in placed
+    )
+    related = [each for each in finals if each.family]
+    assert sum(family.requests for family in report.families) == len(related)
+    assert sum(family.prompt for family in report.families) == sum(
+        each.flow.prompt for each in related
+    )
+    assert sum(report.outcomes.values()) == sum(report.reasons.values()) == len(finals)
+    assert sum(ratio.requests for ratio in report.prediction.ttft_ratios) == (
+        report.prediction.ttft_requests
+    )
 
 
 def sums(members: list[RequestRecord]) -> dict[str, int]:
