@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-compose check format bench bench-routing bench-simulator bench-engine proof storm docs clean
+.PHONY: help setup up test test-slow test-browser test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -65,6 +65,11 @@ bench-simulator: $(STAMP) ## does headwater simulate agree with an independent s
 
 bench-engine: $(STAMP) ## the worker's speed beside transformers and llama.cpp (an hour; ARGS="--only a,b --rounds 1")
 	$(BIN)/python -P bench/engine.py $(ARGS)
+
+LLAMACPP_PYTHON ?=
+test-llamacpp: $(STAMP) ## two real llama.cpp servers behind the gateway, beside round-robin (fails if they cannot be had)
+	@python="$(LLAMACPP_PYTHON)"; [ -n "$$python" ] || python=$$(PYTHON="$(PYTHON)" scripts/llamacpp_server.sh) || exit 1; \
+	$(BIN)/python -P bench/llamacpp.py --python "$$python" --check $(ARGS)
 
 proof: setup ## greedy output against transformers, cached answers against uncached ones, seeded ones against themselves (about 20 minutes)
 	$(BIN)/python bench/equality.py

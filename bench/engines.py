@@ -9,6 +9,7 @@ its own system prompt and the full history, as many at a time as there are engin
 fleet:
 
     delivered   cached_tokens that the engines reported, of all prompt tokens
+    reused      the same as the engines know it, reported or not
     bound       the same for one cache that forgets nothing: all that an earlier prompt or answer
                 of any conversation has in common with a prompt, in whole blocks
     same place  turns after the first that went where their conversation was
@@ -75,6 +76,7 @@ def settings_of(fleet: list[Emulator], tokenizer: Path, **more: Any) -> GatewayC
         "listen.port": 0,
         "listen.admin_port": 0,
         "workers.health_interval_s": 0.25,
+        "log.level": "error",
         "render.tokenizers": json.dumps({MODEL: str(tokenizer)}),
         "workers.static": json.dumps(static),
         **more,
@@ -234,6 +236,7 @@ async def run_fleet(
         workers = gateway.router.workers(asyncio.get_running_loop().time())
         trust = sorted({str(worker.trust) for worker in workers})
         reasons = sorted({worker.trust_reason for worker in workers})
+        reused = sum(one.counters.cached_tokens for one in fleet)
     finally:
         await gateway.close()
         for emulator in fleet:
@@ -242,6 +245,7 @@ async def run_fleet(
     return {
         "fleet": name,
         "delivered": tally.delivered / tally.prompt,
+        "reused": reused / tally.prompt,
         "bound": tally.bound / tally.prompt,
         "same_place": tally.same_place / max(1, tally.later_turns),
         "error_p50": statistics.median(errors),
@@ -269,10 +273,11 @@ async def settle(gateway: Gateway, exact: bool) -> bool:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """The table in Markdown."""
-    print("| fleet of 4 | delivered | bound | same place | error p50/p95/max | block | trust |")
-    print("|---|---|---|---|---|---|---|")
+    head = ("fleet of 4", "delivered", "reused", "bound", "same place", "error p50/p95/max")
+    print("| " + " | ".join([*head, "block", "trust"]) + " |")
+    print("|---" * 8 + "|")
     for row in rows:
-        shown = [f"{row[key]:.3f}" for key in ("delivered", "bound", "same_place")]
+        shown = [f"{row[key]:.3f}" for key in ("delivered", "reused", "bound", "same_place")]
         error = f"{row['error_p50']:.0f}/{row['error_p95']:.0f}/{row['error_max']:.0f}"
         cells = [row["fleet"], *shown, error, str(row["block"]), f"{row['trust']}: {row['why']}"]
         print("| " + " | ".join(cells) + " |")

@@ -120,6 +120,7 @@ async def lab(
         "listen.admin_port": 0,
         "workers.health_interval_s": 0.1,
         "workers.health_timeout_s": 5.0,
+        "log.level": "error",
         "render.tokenizers": json.dumps({MODEL: str(tokenizer)}),
         "workers.static": json.dumps([static_of(engine) for engine in engines]),
         **settings,

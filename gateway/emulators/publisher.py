@@ -9,6 +9,8 @@ import zmq
 import zmq.asyncio
 
 KEPT = 10_000
+QUEUE = 100_000
+"""Batches that wait for a slow subscriber at most, as with the engines."""
 PATIENCE = 100
 """Times that a port is tried, 20 ms apart."""
 _END = b"\xff" * 8
@@ -20,7 +22,7 @@ class Publisher:
     def __init__(self, context: zmq.asyncio.Context, kept: int = KEPT) -> None:
         self._context = context
         self._pub = context.socket(zmq.PUB)
-        self._pub.setsockopt(zmq.SNDHWM, 100_000)
+        self._pub.setsockopt(zmq.SNDHWM, QUEUE)
         self._router: zmq.asyncio.Socket | None = None
         self.port = self.replay_port = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=kept)

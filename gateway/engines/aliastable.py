@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from enum import IntFlag
 
 from shared.types import Tier
 
@@ -22,14 +23,26 @@ _FIELDS = {Tier.GPU: (0, 0x3F), Tier.HOST: (6, 0x0F), Tier.DISK: (10, 0x0F)}
 _COUNTS = 0x3FFF
 
 
+class Added(IntFlag):
+    """What a further copy of a block was."""
+
+    COPY = 0
+    """It was on that tier already."""
+    TIER = 1
+    """The first on its tier."""
+    ROW = 2
+    """The first of all."""
+
+
 class _Shard:
     """One open-addressed part: ids, values and marks (0 empty, ``_DEAD``, else live and counts)."""
 
-    __slots__ = ("filled", "ids", "marks", "mask", "used", "values", "width")
+    __slots__ = ("filled", "ids", "marks", "room", "size", "used", "values", "width")
 
     def __init__(self, width: int, size: int = _FIRST) -> None:
-        self.width = width
-        self.mask = size - 1
+        self.width, self.size = width, size
+        self.room = size * 3 // 4
+        """Rows that may be filled."""
         self.ids = array("Q", bytes(8 * size))
         self.marks = array("H", bytes(2 * size))
         self.values = bytearray(width * size)
@@ -40,48 +53,51 @@ class _Shard:
 
     def find(self, key: int) -> int | None:
         """Place of a live row."""
-        mask, ids, marks = self.mask, self.ids, self.marks
-        place = key >> _SHARD_BITS & mask
+        size, ids, marks = self.size, self.ids, self.marks
+        place = (key >> _SHARD_BITS) % size
         while mark := marks[place]:
-            if mark != _DEAD and ids[place] == key:
+            if ids[place] == key and mark != _DEAD:
                 return place
-            place = place + 1 & mask
+            place += 1
+            if place == size:
+                place = 0
         return None
 
-    def add(self, key: int) -> int:
-        """Place of a new row for a key that has none."""
-        if 3 * self.filled >= 2 * self.mask:
-            self._rebuild()
-        mask, marks = self.mask, self.marks
-        place = key >> _SHARD_BITS & mask
-        while marks[place] not in (0, _DEAD):
-            place = place + 1 & mask
-        self.filled += marks[place] == 0
+    def insert(self, key: int, mark: int, value: bytes) -> None:
+        """A row for a key that has none."""
+        size, marks = self.size, self.marks
+        place = (key >> _SHARD_BITS) % size
+        while marks[place] & _LIVE:
+            place += 1
+            if place == size:
+                place = 0
+        if not marks[place]:
+            self.filled += 1
         self.used += 1
-        self.ids[place], marks[place] = key, _LIVE
-        return place
+        self.ids[place], marks[place] = key, mark
+        if width := self.width:
+            self.values[place * width : (place + 1) * width] = value
 
-    def drop(self, place: int) -> None:
-        """Take a live row out."""
-        self.marks[place] = _DEAD
-        self.used -= 1
-
-    def _rebuild(self) -> None:
-        size = _FIRST
-        while 3 * self.used >= size:
-            size *= 2
-        old = _Shard.__new__(_Shard)
-        for name in _Shard.__slots__:
-            setattr(old, name, getattr(self, name))
-        self.__init__(self.width, size)  # type: ignore[misc]  # the same object, emptied
-        width = self.width
-        for place, mark in enumerate(old.marks):
-            if mark and mark != _DEAD:
-                at = self.add(old.ids[place])
-                self.marks[at] = mark
-                if width:
-                    begin = place * width
-                    self.values[at * width : (at + 1) * width] = old.values[begin : begin + width]
+    def grown(self) -> _Shard:
+        """The same rows with room for half as many more, and nothing dead among them."""
+        size = max(_FIRST, self.used * 2 + 1)
+        larger = _Shard(self.width, size)
+        width, values, marks, ids = self.width, larger.values, larger.marks, larger.ids
+        for at, (key, mark) in enumerate(zip(self.ids, self.marks, strict=True)):
+            if not mark & _LIVE:
+                continue
+            # As ``insert``, without its calls: this is where most time goes.
+            place = (key >> _SHARD_BITS) % size
+            while marks[place]:
+                place += 1
+                if place == size:
+                    place = 0
+            ids[place], marks[place] = key, mark
+            if width:
+                begin = at * width
+                values[place * width : (place + 1) * width] = self.values[begin : begin + width]
+        larger.used = larger.filled = self.used
+        return larger
 
 
 class AliasTable:
@@ -100,7 +116,7 @@ class AliasTable:
     @property
     def n_bytes(self) -> int:
         """Memory of the rows."""
-        return sum((10 + self._width) * (shard.mask + 1) for shard in self._shards)
+        return sum((10 + self._width) * shard.size for shard in self._shards)
 
     def get(self, key: int) -> bytes | None:
         """Value of a row; None: there is none."""
@@ -111,21 +127,20 @@ class AliasTable:
         begin = place * self._width
         return bytes(shard.values[begin : begin + self._width])
 
-    def add(self, key: int, tier: Tier, value: bytes = b"") -> tuple[bool, bool]:
-        """One more copy on a tier; a new row takes ``value``. (the row is new, the tier is)."""
+    def add(self, key: int, tier: Tier, value: bytes = b"") -> Added:
+        """One more copy on a tier; a new row takes ``value``."""
         shard = self._shards[key % _SHARDS]
-        place = shard.find(key)
-        fresh = place is None
-        if place is None:
-            place = shard.add(key)
-            if self._width:
-                begin = place * self._width
-                shard.values[begin : begin + self._width] = value
         shift, most = _FIELDS[tier]
+        place = shard.find(key)
+        if place is None:
+            if shard.filled >= shard.room:
+                shard = self._shards[key % _SHARDS] = shard.grown()
+            shard.insert(key, _LIVE | 1 << shift, value)
+            return Added.ROW
         count = shard.marks[place] >> shift & most
         if count < most:
             shard.marks[place] += 1 << shift
-        return fresh, count == 0
+        return Added.COPY if count else Added.TIER
 
     def copies(self, key: int, tier: Tier) -> int:
         """How many there are on a tier."""
@@ -146,11 +161,12 @@ class AliasTable:
             return False
         shard.marks[place] -= 1 << shift
         if not shard.marks[place] & _COUNTS:
-            shard.drop(place)
+            shard.marks[place] = _DEAD
+            shard.used -= 1
         return count == 1
 
     def __iter__(self) -> Iterator[int]:
         for shard in self._shards:
             for place, mark in enumerate(shard.marks):
-                if mark and mark != _DEAD:
+                if mark & _LIVE:
                     yield shard.ids[place]

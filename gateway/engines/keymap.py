@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.engines.aliastable import AliasTable
+from gateway.engines.aliastable import Added, AliasTable
 from gateway.engines.base import Cleared, EngineEvent, Frame, Removed, Stored
 from shared.blocks import GRANULE, GRANULE_BYTES, key_of, next_state, pack_tokens
 from shared.events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, removed, stored
@@ -202,6 +202,7 @@ class KeyMap:
         rows, keys, tier = self._rows, self._keys, event.tier
         parent = None if event.parent is None or tail else key_of(state)
         run: list[int] = []
+        repeated = 0
         for index, block in enumerate(event.ids):
             if event.extras and event.extras[index]:
                 state = next_state(state, b"", event.extras[index])
@@ -211,25 +212,25 @@ class KeyMap:
                 state = next_state(state, piece[at : at + GRANULE_BYTES])
             tail = piece[whole:]
             if event.repeats and event.parent is None and rows.copies(block, tier):
-                self.stats.repeated += 1
+                repeated += 1
                 continue
-            fresh, first = rows.add(block, tier, state)
-            self.stats.stored += 1
-            self.stats.repeated += not first
+            added = rows.add(block, tier, state)
+            repeated += added is Added.COPY
             if tail:
-                if fresh:
+                if added is Added.ROW:
                     self._keep_tail(block, tail)
-            elif first:
-                # The row's own state, should the engine use one name for two contents.
-                key = key_of(state if fresh else rows.get(block) or state)
-                if keys.add(key, tier)[1]:
-                    run.append(key)
-                    continue
-            if not tail and run:
+                continue
+            # The row's own state, should the engine use one name for two contents.
+            key = key_of(state if added is not Added.TIER else rows.get(block) or state)
+            if added is not Added.COPY and keys.add(key, tier) is not Added.COPY:
+                run.append(key)
+                continue
+            if run:
                 self._out.append(stored(run, parent, tier))
-                run, parent = [], key_of(state)
-            elif not tail:
-                parent = key_of(state)
+                run = []
+            parent = key
+        self.stats.stored += len(event.ids)
+        self.stats.repeated += repeated
         if run:
             self._out.append(stored(run, parent, tier))
 
@@ -245,8 +246,8 @@ class KeyMap:
             if row is None:
                 self.stats.unknown_removals += 1
                 continue
-            first = self._rows.add(block, event.tier)[1]
-            if first and block not in self._tails and self._keys.add(key_of(row), event.tier)[1]:
+            moved = self._rows.add(block, event.tier) is Added.TIER and block not in self._tails
+            if moved and self._keys.add(key_of(row), event.tier) is not Added.COPY:
                 self._out.append(stored([key_of(row)], None, event.tier))
 
     # ---------------------------------------------------------------- orphans

@@ -16,6 +16,7 @@ from gateway.discovery.base import Listing, Look, Sighting, Source, worker_url
 from gateway.feeds.answers import Probe
 from gateway.feeds.base import BY_LIST, BY_WORKER, FedRouter
 from gateway.feeds.claims import Claims
+from gateway.feeds.epochs import Epochs
 from gateway.feeds.health import Prober
 from gateway.feeds.members import NOT_PROBED, Adoption, Member, Members
 from gateway.feeds.tasks import TaskSet
@@ -23,7 +24,7 @@ from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
 from shared.errors import ConfigError
 from shared.load import WorkerInfo, WorkerLoad
-from shared.types import Epoch, WorkerId
+from shared.types import WorkerId
 
 PERIOD_SHARE = (0.85, 1.0)
 """A probe begins after this share of the interval: never late, and not all in step."""
@@ -49,7 +50,8 @@ class Tender:
         rng: Random,
     ) -> None:
         self._router, self._replica, self._prober, self._config = router, replica, prober, config
-        self._stats, self._clock, self._wall, self._rng = stats, clock, wall, rng
+        self._stats, self._clock, self._rng = stats, clock, rng
+        self._epochs = Epochs(wall, rng)
         self.members = Members()
         self.claims = Claims(self.members)
         self._tasks = TaskSet(stats)
@@ -100,7 +102,7 @@ class Tender:
             return None, answer.reason
         if self.members.at(url) is not member:
             return None, "removed meanwhile"
-        adoption = self._adopt(member, self._with_epoch(member, answer))
+        adoption = self._adopt(member, self._epochs.dated(member, answer))
         if adoption is Adoption.CONFLICT:
             return None, member.reason
         if adoption is not Adoption.ALIAS:
@@ -170,7 +172,7 @@ class Tender:
             if isinstance(answer, Probe):
                 self._note(member, answer)
                 return
-            adoption = self._adopt(member, self._with_epoch(member, answer))
+            adoption = self._adopt(member, self._epochs.dated(member, answer))
             if adoption in (Adoption.ALIAS, Adoption.CONFLICT):
                 return
         info = member.info
@@ -193,21 +195,6 @@ class Tender:
         limit = LOAD_FRESH_SHARE * self._config.health_interval_s
         return member.redis_load_at is not None and self._clock() - member.redis_load_at < limit
 
-    def _with_epoch(self, member: Member, info: WorkerInfo) -> WorkerInfo:
-        """A foreign server has no epoch: keep ours, or make one if it was down or is new."""
-        if info.engine == "headwater":
-            return info
-        known = member.info
-        same = known is not None and known.engine == info.engine and not member.refused
-        if known is not None and same and known.block_size == info.block_size:
-            return msgspec.structs.replace(info, epoch=known.epoch)
-        return msgspec.structs.replace(info, epoch=self._new_epoch(known))
-
-    def _new_epoch(self, known: WorkerInfo | None) -> Epoch:
-        """For a foreign server's next incarnation: never below the last one."""
-        made = int(self._wall() * 1e3) << 16 | self._rng.getrandbits(16)
-        return Epoch(max(made, 0 if known is None else known.epoch + 1))
-
     def renew(self, worker: WorkerId, reason: str, block_size: int = 0) -> None:
         """A foreign engine has shown that it holds nothing of what was known: another incarnation,
         perhaps with blocks of another size. It goes on taking requests."""
@@ -216,7 +203,7 @@ class Tender:
             return
         known = member.info
         info = msgspec.structs.replace(
-            known, epoch=self._new_epoch(known), block_size=block_size or known.block_size
+            known, epoch=self._epochs.next(known), block_size=block_size or known.block_size
         )
         healthy, draining = bool(member.healthy), member.draining
         self.members.adopt(member, info)

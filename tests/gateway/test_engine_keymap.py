@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.engines.aliastable import AliasTable
+from gateway.engines.aliastable import Added, AliasTable
 from gateway.engines.base import Cleared, EngineEvent, Frame, Removed, Stored
 from gateway.engines.keymap import KeyMap, RankMerge
 from shared.blocks import Scope, chain_keys, stride_of
@@ -247,8 +247,9 @@ def test_the_compact_table_counts_as_a_dict_would(steps: list[tuple[bool, int, T
         if add:
             if row is not None and row.get(tier, 0) >= 14:
                 continue
-            fresh, first = table.add(key, tier, key.to_bytes(4, "big"))
-            assert (fresh, first) == (row is None, row is None or not row.get(tier))
+            added = table.add(key, tier, key.to_bytes(4, "big"))
+            first = Added.ROW if row is None else Added.COPY if row.get(tier) else Added.TIER
+            assert added is first
             row = model.setdefault(key, {})
             row[tier] = row.get(tier, 0) + 1
         else:

@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from enginekit import Lab, emulated, lab
 
-from gateway.emulators import Emulator
+from gateway.emulators import Emulator, publisher
+from gateway.feeds import zmqstream
 from shared.openai import RouteKind, parse
 
 STATED_S = 3.0
@@ -261,3 +263,22 @@ async def test_engines_without_events_are_recognised_and_learned(
             assert second.cached == second.prompt - 1
         await asyncio.sleep(0.2)
         assert at.status().load_age_s is not None
+
+
+async def test_a_gateway_that_does_not_keep_up_gets_what_it_missed_from_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues for live events are as short as ZMQ makes them: what does not fit is dropped."""
+    monkeypatch.setattr(zmqstream, "QUEUE", 1)
+    monkeypatch.setattr(publisher, "QUEUE", 1)
+    async with lab(tmp_path, emulated()) as at:
+        await at.until(at.exact)
+        engine = at.engines[0]
+        assert engine.publisher is not None
+        big = msgspec.msgpack.encode([0.0, [], 0, "a field of the future" * 50_000])
+        for _ in range(30):
+            # Megabytes that nobody reads meanwhile, and that mean nothing.
+            await engine.publisher.publish(big)
+        await talk(at, 2)
+        assert at.gateway.feeds.stats.engine_gaps >= 1
+        assert at.exact()
