@@ -18,21 +18,25 @@ import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from gateway.accesslog import open_access_log
-from gateway.admin import Admin, Report, check_token
+from gateway.admin import Admin
 from gateway.app import App, Readiness
-from gateway.config import GatewayConfig, LedgerConfig
+from gateway.config import GatewayConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
 from gateway.dashboard.recent import Recent
-from gateway.discovery.static import static_listing
 from gateway.feeds import Feeds
-from gateway.feeds.sources import make_sources
 from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index import backends
 from gateway.index.table import PrefixTable
-from gateway.ledger import LedgerSink
-from gateway.ledgerstream import LedgerStream
+from gateway.openers import (
+    check_config,
+    open_ledger,
+    open_stream,
+    open_trace,
+    open_upstream,
+    report_of,
+)
 from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
 from gateway.plugins import all_policies
@@ -41,14 +45,10 @@ from gateway.reload import Changes, compare
 from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
-from gateway.tracesink import TraceSink
 from gateway.trust import TrustChange, mistrust
-from gateway.upstream import Timeouts, Upstream
-from gateway.upstream_aiohttp import AiohttpUpstream
-from gateway.wire.client import WireUpstream
+from gateway.upstream import Timeouts
 from gateway.wire.server import WireServer
-from shared import redisurl
-from shared.errors import ConfigError, InternalError, NotFound
+from shared.errors import ConfigError
 from shared.logs import set_level
 
 POLL_S = 0.02
@@ -81,10 +81,10 @@ class Gateway:
             time.monotonic,
             on_trust=self._trust_changed,
         )
-        self._ledger = _open_ledger(config)
-        self._stream = _open_stream(config)
-        self._trace = _open_trace(config)
-        self.upstream = _upstream(config)
+        self._ledger = open_ledger(config)
+        self._stream = open_stream(config)
+        self._trace = open_trace(config)
+        self.upstream = open_upstream(config)
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
         self.prompts = Prompts(config.render, config.deployment.hash_key, bundles)
@@ -134,7 +134,7 @@ class Gateway:
         self.app = App(
             config.listen, self.pipeline, self.router, metrics, self.readiness, self._access
         )
-        report = _report(config.ledger, self._ledger) if self._ledger is not None else None
+        report = report_of(config.ledger, self._ledger) if self._ledger is not None else None
         self.admin = Admin(
             config,
             self.router,
@@ -279,70 +279,3 @@ class Gateway:
             await asyncio.to_thread(self._stream.close)
         if self._trace is not None:
             await asyncio.to_thread(self._trace.close)
-
-
-def check_config(config: GatewayConfig) -> None:
-    """Raise ``ConfigError`` for what no gateway could start with; opens and asks nothing."""
-    check_token(config)
-    all_policies(config.routing)
-    static_listing(config.workers)
-    make_sources(config.discovery, clock=time.monotonic, rng=Random())
-    if config.ledger.trace and not config.ledger.dir:
-        raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
-    if config.redis.url != "none":
-        redisurl.check(config.redis.url)
-    if config.ledger.stream_records:
-        if config.redis.url == "none":
-            raise ConfigError("ledger.stream_records", config.ledger.stream_records, "needs Redis")
-        if not config.deployment.secret:
-            reason = "needs [deployment] secret, which keys its hashes in all gateways alike"
-            raise ConfigError("ledger.stream_records", config.ledger.stream_records, reason)
-
-
-def _upstream(config: GatewayConfig) -> Upstream:
-    return AiohttpUpstream() if config.workers.http_client == "aiohttp" else WireUpstream()
-
-
-def _open_ledger(config: GatewayConfig) -> LedgerSink | None:
-    """The ledger's files are named by the port, so that a restarted gateway goes on in its own."""
-    if not config.ledger.dir:
-        return None
-    return LedgerSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
-
-
-def _open_stream(config: GatewayConfig) -> LedgerStream | None:
-    if not config.ledger.stream_records:
-        return None
-    return LedgerStream(
-        config.redis.url,
-        config.deployment.name,
-        config.deployment.secret.encode(),
-        config.ledger.stream_records,
-        timeout_s=config.redis.timeout_ms / 1000,
-    )
-
-
-def _open_trace(config: GatewayConfig) -> TraceSink | None:
-    if not config.ledger.trace:
-        return None
-    return TraceSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
-
-
-def _instance(config: GatewayConfig) -> str:
-    return str(config.listen.port or token_hex(4))
-
-
-def _report(config: LedgerConfig, ledger: LedgerSink) -> Report:
-    def report() -> bytes:
-        # Imported on first use: it brings in DuckDB, which a gateway at work never needs.
-        from gateway.report import EmptyLedger, LedgerError, summarise, to_json
-
-        ledger.flush()
-        try:
-            return to_json(summarise([config.dir])).encode()
-        except EmptyLedger:
-            raise NotFound("The ledger holds no record yet.") from None
-        except LedgerError as error:
-            raise InternalError(f"The ledger cannot be summed up: {error}") from error
-
-    return report

@@ -59,10 +59,10 @@ def doctor(
     """
     if form not in FORMATS:
         raise ConfigError("--format", form, f"is none of {', '.join(FORMATS)}")
-    from gateway.build import check_config
     from gateway.doctor.adminview import GatewayView
     from gateway.doctor.checks import failed
     from gateway.doctor.examine import examine
+    from gateway.openers import check_config
     from shared.logs import configure
 
     flags = {"workers.urls": workers, "redis.url": redis}

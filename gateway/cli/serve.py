@@ -68,7 +68,7 @@ def gateway(
     read = partial(load, GatewayConfig, file=config, env=os.environ, flags=flags)
     settings = read()
     if check:
-        from gateway.build import check_config
+        from gateway.openers import check_config
 
         check_config(settings)
         _say("the configuration is good")

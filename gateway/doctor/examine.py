@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from gateway.build import Gateway
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, LedgerConfig
 from gateway.decision import WorkerStatus
 from gateway.doctor.adminview import GatewayView
 from gateway.doctor.checks import EVENTS_FLAG, Finding, Status, finding
@@ -42,7 +42,7 @@ async def examine(
         found += await view.look()
         config = view.with_workers(config)
     # no ledger and no listener of its own: it may run beside the gateway itself
-    quiet = msgspec.structs.replace(config, ledger=msgspec.structs.replace(config.ledger, dir=""))
+    quiet = msgspec.structs.replace(config, ledger=LedgerConfig())
     gateway = Gateway(quiet)
     try:
         await gateway.observe()

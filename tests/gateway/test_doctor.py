@@ -362,8 +362,13 @@ async def test_a_running_gateways_view_is_compared() -> None:
     assert gone.compare([GOOD]) == []
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor("--workers", "http://127.0.0.1:9", "--wait", "3", "--format", "json") == 1
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = tmp_path / "ledger"
+    path = tmp_path / "gateway.toml"
+    path.write_text(f'[ledger]\ndir = "{ledger}"\ntrace = true\n')
+    given = ("-c", str(path), "--workers", "http://127.0.0.1:9", "--wait", "3")
+    assert doctor(*given, "--format", "json") == 1
+    assert not ledger.exists()  # a gateway may be writing there
     whole = json.loads(capsys.readouterr().out)
     assert whole["ok"] is False
     assert {one["check"] for one in whole["findings"]} >= {"config.valid", "worker.reachable"}

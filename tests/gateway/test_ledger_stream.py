@@ -11,10 +11,10 @@ import pytest
 from ledgerkit import headwater, hit, record
 
 from gateway import ledgerstream
-from gateway.build import check_config
 from gateway.config import GatewayConfig, LedgerConfig
 from gateway.ledgerline import Dropped, decode_record
 from gateway.ledgerstream import LedgerStream, read_stream
+from gateway.openers import check_config
 from gateway.records import RequestRecord
 from shared.errors import ConfigError
 from shared.rediskeys import RedisKeys

@@ -1,0 +1,93 @@
+"""What a gateway's configuration makes it open, and what no gateway could start with."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from secrets import token_hex
+
+from gateway.admin import Report, check_token
+from gateway.config import GatewayConfig, LedgerConfig
+from gateway.discovery.static import static_listing
+from gateway.feeds.sources import make_sources
+from gateway.ledger import LedgerSink
+from gateway.ledgerstream import LedgerStream
+from gateway.plugins import all_policies
+from gateway.tracesink import TraceSink
+from gateway.upstream import Upstream
+from gateway.upstream_aiohttp import AiohttpUpstream
+from gateway.wire.client import WireUpstream
+from shared import redisurl
+from shared.errors import ConfigError, InternalError, NotFound
+
+
+def check_config(config: GatewayConfig) -> None:
+    """Raise ``ConfigError`` for what no gateway could start with; opens and asks nothing."""
+    check_token(config)
+    all_policies(config.routing)
+    static_listing(config.workers)
+    make_sources(config.discovery, clock=time.monotonic, rng=Random())
+    if config.ledger.trace and not config.ledger.dir:
+        raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
+    if config.redis.url != "none":
+        redisurl.check(config.redis.url)
+    if config.ledger.stream_records:
+        if config.redis.url == "none":
+            raise ConfigError("ledger.stream_records", config.ledger.stream_records, "needs Redis")
+        if not config.deployment.secret:
+            reason = "needs [deployment] secret, which keys its hashes in all gateways alike"
+            raise ConfigError("ledger.stream_records", config.ledger.stream_records, reason)
+
+
+def open_upstream(config: GatewayConfig) -> Upstream:
+    """What calls workers."""
+    return AiohttpUpstream() if config.workers.http_client == "aiohttp" else WireUpstream()
+
+
+def open_ledger(config: GatewayConfig) -> LedgerSink | None:
+    """The ledger's files are named by the port, so that a restarted gateway goes on in its own."""
+    if not config.ledger.dir:
+        return None
+    return LedgerSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+
+
+def open_stream(config: GatewayConfig) -> LedgerStream | None:
+    """The records of all gateways in Redis, if that was asked for."""
+    if not config.ledger.stream_records:
+        return None
+    return LedgerStream(
+        config.redis.url,
+        config.deployment.name,
+        config.deployment.secret.encode(),
+        config.ledger.stream_records,
+        timeout_s=config.redis.timeout_ms / 1000,
+    )
+
+
+def open_trace(config: GatewayConfig) -> TraceSink | None:
+    """The hash chains that replay needs, if that was asked for."""
+    if not config.ledger.trace:
+        return None
+    return TraceSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+
+
+def _instance(config: GatewayConfig) -> str:
+    return str(config.listen.port or token_hex(4))
+
+
+def report_of(config: LedgerConfig, ledger: LedgerSink) -> Report:
+    """What ``GET /admin/report`` answers with."""
+
+    def report() -> bytes:
+        # Imported on first use: it brings in DuckDB, which a gateway at work never needs.
+        from gateway.report import EmptyLedger, LedgerError, summarise, to_json
+
+        ledger.flush()
+        try:
+            return to_json(summarise([config.dir])).encode()
+        except EmptyLedger:
+            raise NotFound("The ledger holds no record yet.") from None
+        except LedgerError as error:
+            raise InternalError(f"The ledger cannot be summed up: {error}") from error
+
+    return report
