@@ -120,7 +120,7 @@ class Fleet:
         if not members:
             return None
         lengths = [member.info.max_model_len for member in members]
-        canonical, adapter = members[0].pool, ""
+        canonical, adapter = members[0].info.canonical(model), ""
         if model in members[0].adapters:
             scopes = Counter((member.pool, member.adapters[model].scope) for member in members)
             canonical, adapter = scopes.most_common(1)[0][0]

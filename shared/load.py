@@ -35,7 +35,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     url: str
     """Base URL, e.g. ``http://127.0.0.1:8100``."""
     models: tuple[str, ...]
-    """Names it answers to; the first is the one that enters the hash scope."""
+    """Names it answers to; the first stands for all in the hash scope (but see ``many_models``)."""
     engine: str = "headwater"
     block_size: int = 16
     """Tokens per KV block."""
@@ -52,6 +52,14 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     revision: int = 0
     """Grows with each change of what is said here while the worker runs."""
     version: str = ""
+    many_models: bool = False
+    """Its names are those of different models, none of them an alias."""
+
+    def canonical(self, name: str) -> str:
+        """The name that stands for a model in the hash scope."""
+        if self.many_models and name in self.models:
+            return name
+        return self.models[0] if self.models else ""
 
     @property
     def names(self) -> Names:

@@ -177,6 +177,8 @@ class Stub:
     models: tuple[str, ...] = ("m",)
     parents: dict[str, str] = field(default_factory=dict)
     """Of those of its models that are adapters: the model they belong to."""
+    root: str | None = None
+    """Where the weights of all its models come from, if it says so."""
     seen: list[Seen] = field(default_factory=list)
     """Every POST, in order of arrival."""
     probes: int = 0
@@ -185,7 +187,7 @@ class Stub:
     frozen: bool = False
     """True: connections are accepted and nothing is answered."""
     close_idle_s: float | None = None
-    """Close a connection that was idle for this long."""
+    """Close a connection that was idle for this long after an answer."""
     close_after_answer: bool = False
     connections: int = 0
     open_connections: int = 0
@@ -254,6 +256,7 @@ class Stub:
                     "created": 1,
                     "owned_by": "x",
                     "parent": self.parents.get(m),
+                    **({"root": self.root} if self.root else {}),
                 }
                 for m in self.models
             ]
@@ -271,6 +274,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._more = asyncio.Event()
         self._current: Seen | None = None
+        self._used = False
         self._gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -315,7 +319,7 @@ class _Connection(asyncio.Protocol):
                 self._current = seen
                 await self._play(script)
                 seen.done = True
-                self._current = None
+                self._current, self._used = None, True
                 if self._stub.close_after_answer and seen.method == "POST":
                     break
         except (ConnectionResetError, TimeoutError):
@@ -324,7 +328,8 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     async def _read(self) -> Seen:
-        idle = self._stub.close_idle_s
+        # As real servers do: what has just connected has longer to send its first request.
+        idle = self._stub.close_idle_s if self._used else None
         async with asyncio.timeout(idle):
             await self._until(lambda: b"\r\n\r\n" in self._buffer)
         raw, _, rest = bytes(self._buffer).partition(b"\r\n\r\n")

@@ -54,6 +54,8 @@ class _Card(msgspec.Struct):
     max_model_len: int | None = None
     parent: Any = None
     """Of an adapter: the name of its model."""
+    root: Any = None
+    """Where its weights come from, if it says so: the same for all names of one model."""
 
     @property
     def adapter(self) -> bool:
@@ -65,6 +67,12 @@ class ModelList(msgspec.Struct):
     """``GET /v1/models``."""
 
     data: list[_Card]
+
+    @property
+    def many_models(self) -> bool:
+        """Whether several models are listed, not several names of one."""
+        roots = {str(card.root or card.id) for card in self.data if not card.adapter}
+        return len(roots) > 1
 
     @property
     def names(self) -> Names:

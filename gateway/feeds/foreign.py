@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from gateway.discovery.base import address_of
 from gateway.engines import catalogue
 from gateway.engines.base import Answers, Engine
+from gateway.engines.openai import OpenAIServer
 from gateway.feeds.answers import Answer, Probe, failed, models_of
 from gateway.feeds.enginebook import EngineBook, Entry
 from gateway.feeds.fingerprints import Fingerprints
@@ -49,6 +50,8 @@ class ForeignProber:
             prefix_cache=described.prefix_cache,
             event_feed=entry.plan is not None,
             version=described.version,
+            # Engines that we know by name serve one model under all of its names.
+            many_models=listed.many_models and engine.name == OpenAIServer.name,
         )
 
     async def _engine(self, entry: Entry) -> tuple[Engine, Answers]:

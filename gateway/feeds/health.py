@@ -25,6 +25,10 @@ AT_ONCE = 256
 """Requests under way at the same time, over the whole fleet."""
 
 
+_CLOSED = "connection closed"
+_KEPT_TRIES = 3
+
+
 class Prober:
     """Uses the feeds' HTTP session; knows no worker by itself."""
 
@@ -49,6 +53,15 @@ class Prober:
             return await self._get(url)
 
     async def _get(self, url: str) -> Answer:
+        """A kept connection may have been closed just now, which says nothing of the worker: a GET
+        is asked again then, on a fresh connection in the end."""
+        for _ in range(_KEPT_TRIES):
+            answer = await self._get_once(url)
+            if answer.reason != _CLOSED:
+                break
+        return answer
+
+    async def _get_once(self, url: str) -> Answer:
         try:
             async with self._session.get(
                 url, headers=self._headers, timeout=self._timeout, allow_redirects=False
@@ -63,7 +76,7 @@ class Prober:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             return Answer(reason=short(f"cannot connect: {error.os_error}"), refused=refused)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            return Answer(reason="connection closed", refused=True)
+            return Answer(reason=_CLOSED, refused=True)
         except aiohttp.ClientError as error:
             return Answer(reason=short(f"{type(error).__name__}: {error}"))
 
