@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gateway.booking import Booking
 from gateway.decision import Booked, ModelProfile
-from gateway.member import Booking, Member
+from gateway.member import Member
 from gateway.routing.base import Trust, WorkerState, WorkerView
 from gateway.routing.pressure import Pressure
 from gateway.routing.rates import RateBook
@@ -16,6 +17,10 @@ from shared.types import WorkerId
 
 PEER_STALE_S = 2.0
 """What another gateway told counts for this long, so a dead gateway's work vanishes."""
+SETTLED_S = 30.0
+"""So long a worker that joins a pool is new there: compiling, filling its caches."""
+_NEW_PACE = 0.5
+"""Its assumed speed meanwhile, as a share of what is known of it or its pool."""
 _OUTPUT_WEIGHT = 0.05
 _FIRST_OUTPUT = 128.0
 _MIN_OUTPUT = 16.0
@@ -78,7 +83,7 @@ class Fleet:
         members = self.serving(name)
         return members[0].pool if members and name in members[0].adapters else None
 
-    def join(self, info: WorkerInfo) -> tuple[Member, bool]:
+    def join(self, info: WorkerInfo, now: float) -> tuple[Member, bool]:
         """The member, and whether it is a new incarnation (which holds nothing)."""
         member = self._members.get(info.id)
         if member is None:
@@ -91,16 +96,24 @@ class Fleet:
             member.healthy, member.down_reason = True, ""
             member.drains.clear()
             member.adopt(info)
-            self._index_models()
+            self._welcome(member, now)
             return member, True
         if member.info.epoch != info.epoch:
             member.restart(info)
-            self._index_models()
+            self._welcome(member, now)
             return member, True
         if member.info != info:
             member.adopt(info)
             self._index_models()
         return member, False
+
+    def _welcome(self, member: Member, now: float) -> None:
+        """A new incarnation among those that are there already."""
+        peers = [other for other in self.serving(member.pool) if other is not member]
+        settled = any(now - other.joined > SETTLED_S for other in peers)
+        member.joined, member.newcomer = now, settled
+        self._pressure.welcome(member.id, [other.id for other in peers], now)
+        self._index_models()
 
     def leave(self, worker: WorkerId) -> Member | None:
         """Take a member out; None: there is no such member."""
@@ -108,6 +121,7 @@ class Fleet:
         if member is None:
             return None
         self._views.pop(worker, None)
+        self._pressure.forget(worker)
         self._departed = {id_: gone for id_, gone in self._departed.items() if gone.inflight}
         if member.inflight:
             self._departed[worker] = member
@@ -171,6 +185,8 @@ class Fleet:
             foreign = max(foreign, peers.count)
             held += peers.decode_tokens if report is None else 0
         token_s = member.token_s()
+        fresh = member.newcomer and now - member.joined < SETTLED_S
+        pace = self._rates.s_per_token(member.pool, member.id)
         turnover_s = token_s * max(_MIN_OUTPUT, self.mean_output(member.pool))
         return WorkerView(
             id=member.id,
@@ -180,7 +196,8 @@ class Fleet:
             inflight=member.inflight,
             booked_prefill_s=prefill_s,
             booked_decode_tokens=held,
-            prefill_s_per_token=self._rates.s_per_token(member.pool, member.id),
+            prefill_s_per_token=pace / _NEW_PACE if fresh else pace,
+            fresh=fresh,
             overhead_s=self._rates.overhead_s(member.pool),
             host_s_per_token=member.host_token_s() or self._host_s_per_token,
             failure_rate=member.breaker.failure_rate(now),
@@ -192,17 +209,17 @@ class Fleet:
             tpot_s=token_s,
             release_tokens_per_s=held / turnover_s if total and turnover_s else 0.0,
             pool_busy=self._pressure.share(member.pool, len(self.serving(member.pool)), now),
+            offered=self._pressure.offered(member.id, now),
         )
 
     def book(self, member: Member, booking: Booking) -> None:
         """An attempt begins."""
         member.book(booking)
-        self._pressure.book(member.pool, booking.prefill_s, booking.begun)
+        self._pressure.book(member.pool, member.id, booking.prefill_s, booking.begun)
 
-    def known_prefill_s(self, member: Member, now: float) -> float:
-        """Prefill seconds booked on a member by this and the other gateways."""
-        peers = self._peer_work(member.id, now).prefill_s if self._peers else 0.0
-        return member.prefill_s(now) + peers
+    def peers_prefill_s(self, member: Member, now: float) -> float:
+        """Prefill seconds that the other gateways have booked on a member."""
+        return self._peer_work(member.id, now).prefill_s if self._peers else 0.0
 
     def bookings(self, now: float) -> dict[WorkerId, Booked]:
         """Own booked work, without the idle workers."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.accounting import account
+from gateway.booking import Booking
 from gateway.decision import AttemptEnd, Overlap, Route
 from gateway.expectation import Expectation, text_tokens
-from gateway.member import Booking, Member
+from gateway.member import Member
 from gateway.promises import Promise
 from gateway.reasons import REJECTED, why
 from gateway.records import Outcome, RequestRecord, Shadow, TokenFlow, Why

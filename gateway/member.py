@@ -8,49 +8,26 @@ taken, or a worker that fails fast would always look idle.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 
+from gateway.booking import Booking, Reported
 from gateway.breaker import Breaker, Gate
-from gateway.decision import Booked, WorkerStatus
+from gateway.decision import Booked
 from gateway.parity import Parity
-from gateway.routing.base import Trust, WorkerState
+from gateway.routing.base import WorkerState
 from shared.blocks import stride_of
 from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
 from shared.types import WorkerId
 
 STALE_LOAD_S = 5.0
 """A report older than this says nothing about now."""
+_KEPT_PAST_S = 2.0
+"""No report is thought to be older when it comes."""
+_QUICKEST_S = 0.05
+"""The fastest report may have taken this long."""
 _TPOT_WEIGHT = 0.1
-
-
-@dataclass(slots=True, eq=False)
-class Booking:
-    """The share of one attempt in a worker's load."""
-
-    prefill_s: float
-    kv_tokens: int
-    begun: float
-    wait_s: float
-    """Predicted wait behind others when it began."""
-    expected_s: float
-    """How long the whole attempt was expected to take."""
-    probe: bool = False
-
-
-@dataclass(slots=True)
-class Reported:
-    """A load report, and what of it was not ours at that moment."""
-
-    load: WorkerLoad
-    at: float
-    unbooked_s: float
-    """Prefill work that nobody had booked."""
-    foreign: int
-    """Requests beyond our own."""
-
-    def unbooked_prefill_s(self, now: float) -> float:
-        """What is left of it: it gets done as time passes."""
-        return max(0.0, self.unbooked_s - (now - self.at)) if self.unbooked_s else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -69,12 +46,20 @@ class Member:
     reports_cached: bool = False
     """It has told ``cached_tokens`` once: where it leaves them out they are 0."""
     tpot_s: float = 0.0
+    joined: float = 0.0
+    """When this incarnation was met first."""
+    newcomer: bool = False
+    """Others served its models long before."""
     version: int = 0
     """Grows with each change of the work on it."""
     _pending: dict[Booking, None] = field(default_factory=dict)
     _decoding: dict[Booking, None] = field(default_factory=dict)
     _shadows: list[tuple[float, float]] = field(default_factory=list)
     """(until, prefill seconds)."""
+    _past: deque[Booking] = field(default_factory=deque)
+    """Those that ended in the last 2 s, oldest first."""
+    _started: float = inf
+    """When the worker's uptime was 0, at the latest."""
     _prefill_ended: float = 0.0
     _reported: Reported | None = None
     id: WorkerId = field(init=False)
@@ -151,13 +136,13 @@ class Member:
             self.version += 1
             del self._pending[booking]
             self._decoding[booking] = None
-            self._prefill_ended = now
+            self._prefill_ended = booking.prefilled = now
 
     def release(self, booking: Booking, now: float, *, failed: bool) -> bool:
         """The attempt ended; False: it had ended before, and nothing changes."""
         if booking in self._pending:
             del self._pending[booking]
-            self._prefill_ended = now
+            self._prefill_ended = booking.prefilled = now
             prefill_s = booking.prefill_s
         elif booking in self._decoding:
             del self._decoding[booking]
@@ -166,6 +151,10 @@ class Member:
             return False
         self.version += 1
         self._drop_shadows(now)
+        booking.ended = now
+        self._past.append(booking)
+        while (self._past[0].ended or 0.0) < now - _KEPT_PAST_S:
+            self._past.popleft()
         if failed and booking.begun + booking.expected_s > now:
             self._shadows.append((booking.begun + booking.expected_s, prefill_s))
         return True
@@ -201,12 +190,29 @@ class Member:
 
     # ---------------------------------------------------------------- what it reports
 
-    def report(self, load: WorkerLoad, now: float, s_per_token: float, known_s: float) -> None:
-        """A load report; ``known_s``: prefill seconds that are booked here, by all gateways."""
-        extra = load.queued_prefill_tokens * s_per_token - known_s
+    def report(self, load: WorkerLoad, now: float, s_per_token: float, peers_s: float) -> None:
+        """A load report; ``peers_s``: prefill seconds that other gateways have booked here.
+
+        It tells of the moment at which it was made. What was booked here then is no one else's
+        work, also if it has ended since.
+        """
+        made = self._made_at(load, now)
+        extra = load.queued_prefill_tokens * s_per_token - self.prefill_s(now) - peers_s
         foreign = load.running + load.waiting - self.inflight
+        for booking in (*self._past, *self._decoding):
+            extra -= booking.prefill_s if booking.prefilled > made else 0.0
+            foreign -= booking.ended is not None and booking.ended > made
         self.version += 1
         self._reported = Reported(load, now, max(0.0, extra), max(0, foreign))
+
+    def _made_at(self, load: WorkerLoad, now: float) -> float:
+        """When a report was made at the earliest, by this clock. The report that was fastest to
+        come says when the worker started; one without an uptime is as good as new."""
+        made = now
+        if load.uptime_s > 0:
+            self._started = min(self._started, now - load.uptime_s)
+            made = self._started + load.uptime_s
+        return max(now - _KEPT_PAST_S, made - _QUICKEST_S)
 
     def reported(self, now: float) -> Reported | None:
         """Its last report, if that is not stale."""
@@ -259,58 +265,10 @@ class Member:
     def restart(self, info: WorkerInfo) -> None:
         """A new incarnation. Leases of the old one stay booked until they end."""
         self.adopt(info)
-        self._reported = None
+        self._reported, self._started = None, inf
         self.breaker.reset()
         self.healthy, self.down_reason = True, ""
 
     def _drop_shadows(self, now: float) -> None:
         if self._shadows:
             self._shadows = [shadow for shadow in self._shadows if shadow[0] > now]
-
-
-def describe(
-    member: Member,
-    now: float,
-    *,
-    trust: tuple[Trust, str],
-    index_blocks: int,
-    index_host_blocks: int,
-    prefill_s_per_token: float,
-    prediction_error: float | None,
-    learned_tokens: int,
-) -> WorkerStatus:
-    """A member as operators see it. Pure."""
-    booked, load = member.booked(now), member.last_load() or WorkerLoad()
-    return WorkerStatus(
-        id=member.id,
-        url=member.info.url,
-        models=member.info.models,
-        engine=member.info.engine,
-        state=member.state(now),
-        reason=member.reason(now),
-        trust=trust[0],
-        trust_reason=trust[1],
-        block_size=member.info.block_size,
-        epoch=member.info.epoch,
-        inflight=member.inflight,
-        booked_prefill_s=booked.prefill_s,
-        booked_tokens=booked.decode_tokens,
-        index_blocks=index_blocks,
-        index_host_blocks=index_host_blocks,
-        prefill_s_per_token=prefill_s_per_token,
-        failure_rate=member.breaker.failure_rate(now),
-        running=load.running,
-        waiting=load.waiting,
-        load_age_s=member.load_age_s(now),
-        blocks_total=load.blocks_total or member.info.blocks_total,
-        blocks_used=load.blocks_used,
-        blocks_cached=load.blocks_cached,
-        adapters=tuple(member.adapters),
-        tokenizer=member.info.tokenizer,
-        event_feed=member.info.event_feed,
-        parity=member.parity.verdict,
-        parity_reason=member.parity.reason,
-        prediction_error=prediction_error,
-        learned_tokens=learned_tokens,
-        parity_fix=member.parity.fix,
-    )

@@ -37,10 +37,14 @@ CODES = {
 TERMS = {
     "wait": "work waiting there",
     "own": "what it would have had to compute",
-    "others": "what that computing costs those who come after",
+    "others": "what that computing takes from the pool",
+    "behind": "those who would have waited behind it",
+    "home": "the usual wait there",
     "memory": "waiting for KV memory",
     "decode": "sequences decoding there",
     "failure": "the chance that it fails",
+    "fresh": "that it had only just joined",
+    "explore": "another look at what the chosen one holds",
 }
 """Terms of the cost in words; a term without an entry is called by its name."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from random import Random
 
+from gateway.booking import Booking
 from gateway.config import RoutingConfig
 from gateway.decision import (
     AttemptEnd,
@@ -29,13 +30,14 @@ from gateway.indexview import IndexReader, IndexStats, WhoHolds
 from gateway.knowledge import Knowledge
 from gateway.learned import Fact
 from gateway.lease import Attempt, Lease, rejection_record
-from gateway.member import Booking, Member, describe
+from gateway.member import Member
 from gateway.outcomes import Outcomes
 from gateway.parity import Parity, Verdict
 from gateway.records import RequestRecord, Shadow
 from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
 from gateway.routing.cost import CostModel
 from gateway.routing.rates import RateBook
+from gateway.status import describe
 from gateway.trust import TrustChange
 from shared.errors import ApiError, ModelNotFound, NoCapacity
 from shared.events import EventBatch
@@ -89,7 +91,7 @@ class Router:
 
     def join(self, info: WorkerInfo, now: float) -> None:
         """A worker is there. Idempotent; a new epoch means it restarted and holds nothing."""
-        member, fresh = self._fleet.join(info)
+        member, fresh = self._fleet.join(info, now)
         self._knowledge.join(member, fresh=fresh)
 
     def leave(self, worker: WorkerId, now: float, reason: str) -> None:
@@ -156,7 +158,7 @@ class Router:
             return
         self._rates.report(member.pool, worker, load.prefill_tokens_per_s)
         s_per_token = self._rates.s_per_token(member.pool, worker)
-        member.report(load, now, s_per_token, self._fleet.known_prefill_s(member, now))
+        member.report(load, now, s_per_token, self._fleet.peers_prefill_s(member, now))
         self._knowledge.resize(member)
         self._index.tidy(_TIDY_BUDGET)
 
@@ -312,6 +314,7 @@ class Router:
                 matched_tokens=held.usable[member.id],
                 promised_tokens=held.promised.get(member.id, 0),
                 shared_tokens=held.popularity.shared_tokens(held.usable[member.id]),
+                branches=held.popularity.branches(held.usable[member.id]),
                 new_kv_tokens=held.new_kv_tokens(member.id) + output,
                 host_tokens=held.host.get(member.id, 0),
             )

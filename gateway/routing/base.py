@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.routing.pressure import NOTHING, Offered
 from shared.load import WorkerLoad
 from shared.types import BlockKey, RequestId, WorkerId
 
@@ -92,6 +93,11 @@ class WorkerView(msgspec.Struct, frozen=True):
     """Expected rate at which running requests give KV tokens back; 0 = unknown."""
     pool_busy: float = 0.0
     """Share of its pool's time that prefill takes; beyond 1 the pool cannot keep up."""
+    fresh: bool = False
+    """It joined a pool of others a moment ago: its speed is a guess, and many requests at once
+    would be a risk."""
+    offered: Offered = NOTHING
+    """What it was sent of late."""
 
     @property
     def requests(self) -> int:
@@ -115,6 +121,8 @@ class Candidate(msgspec.Struct, frozen=True):
     shared_tokens: float = 0.0
     """The part of the uncached tokens whose computation pays itself back, since the prefix is
     popular (``gateway.routing.branches``)."""
+    branches: float = 1.0
+    """How many different prompts went on below the first of the uncached tokens."""
     new_kv_tokens: int = 0
     """KV tokens the request will need on the device there beyond those it matches on it: prompt and
     expected answer."""

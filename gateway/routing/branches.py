@@ -33,6 +33,13 @@ class Popularity:
         )
         return granules * GRANULE
 
+    def branches(self, known: int) -> float:
+        """How many different prompts went on below the first granule beyond ``known`` tokens; at
+        least 1."""
+        first = known // GRANULE
+        share = next((share for _, end, share in self.runs if end > first), 0.0)
+        return float(1.0 / (1.0 - share) ** 0.5)
+
 
 NOBODY = Popularity()
 """Of a prompt that shares nothing."""

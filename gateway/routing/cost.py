@@ -1,6 +1,6 @@
 """What serving a request on a worker costs, in seconds; no weights to tune.
 
-    C(w) = wait + own + others + memory + decode + failure
+    C(w) = wait + own + others + behind + home + memory + decode + failure
 
     wait     prefill work ahead of it: booked here, and what the engine reports beyond that
     own      o + h*b + v*a*(u + q*u*(L - u/2)): h tokens loaded from host memory at b seconds each,
@@ -8,11 +8,20 @@
              per token of this worker, q the share of attention in it, o fixed per request, and
              v = 1/n^2 for a block below which n different branches are known: one more copy of a
              popular prefix will be used by others, so it is no reason to stay with its first holder
-    others   lambda * the same prefill without o: recomputing what another worker holds delays those
-             who come after and pushes out what they would have reused. lambda grows with the load
-             of the whole pool: an idle one can afford copies
+    others   lambda * the same prefill without o: recomputing what another worker holds takes time
+             and memory from the whole pool. lambda grows with its load: an idle one can afford
+             copies
+    behind   r*S*(2*wait + S)/(1 - rho): those who arrive there while this prefill of S seconds is
+             waiting or runs have to wait for it, r of them a second; and while they are served, as
+             rho of the worker's time is, others arrive. A long prefill is best put where fewest
+             will come
+    home     share of the mean wait there: the conversation's later turns will meet it. Short
+             conversations keep away from where long prefills are, and so do long prefills from them
     memory   time until enough KV is given back, if it does not fit now
     decode   how much the sequences that decode there slow each other down
+    fresh    a worker that joined just now and has its share of requests comes last
+    explore  what keeps the cheapest holder from being first, for one request in 100
+             (gateway.routing.guards)
     failure  p/(1-p) * (time lost + cost of the second best): chance of having to start over
 
 Where nothing is shared only the load terms differ, so it acts as least-loaded; a prefix that all
@@ -26,6 +35,7 @@ from dataclasses import dataclass
 from random import Random
 
 from gateway.routing.base import Candidate, Query, Scored, WorkerView
+from gateway.routing.guards import explored, held_back, paid_back
 from gateway.routing.ties import in_order
 from shared.blocks import GRANULE
 
@@ -47,9 +57,13 @@ class CostModel:
     """How fast lambda grows with the pool's load: as a queue does, with rho / (1 - rho)."""
     most: float = 16.0
     """Largest lambda, reached at a load of 0.8."""
-    knee: float = 8.0
+    knee: float = 64.0
     """Sequences decoding together whose weight is that of one token's time."""
     unknown_tpot_s: float = 0.01
+    later: float = 0.3
+    """Weight of the mean wait, which later turns meet, beside the wait now."""
+    heed: float = 2.0
+    """Weight of the seconds for which others wait, where they are half of r*S*(2*wait + S)."""
 
     def prefill_s(self, uncached: int, total: int, s_per_token: float) -> float:
         """Seconds to prefill ``uncached`` of ``total`` prompt tokens, without the fixed part."""
@@ -61,6 +75,12 @@ class CostModel:
         uncached = max(0, total - candidate.matched_tokens)
         prefill = self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
         return candidate.load_s + prefill
+
+    def promised_s(self, query: Query, candidate: Candidate) -> float:
+        """Seconds of prefill that others promised to do there for this prompt."""
+        total = query.prompt_tokens or len(query.keys) * GRANULE
+        pace = candidate.worker.prefill_s_per_token
+        return self.prefill_s(candidate.promised_tokens, total, pace)
 
     def lost_s(self, query: Query, candidate: Candidate) -> float:
         """As :meth:`compute_s`, without the share that pays itself back."""
@@ -77,6 +97,16 @@ class CostModel:
         if idle * self.most <= self.kappa * worker.pool_busy:
             return self.most
         return min(self.most, self.least + self.kappa * worker.pool_busy / idle)
+
+    def behind_s(self, query: Query, candidate: Candidate) -> float:
+        """Seconds for which those who arrive behind the request wait for it, all together."""
+        worker = candidate.worker
+        offered = worker.offered
+        if not offered.per_s:
+            return 0.0
+        own = self.compute_s(query, candidate)
+        waiting = offered.per_s * own * (worker.booked_prefill_s + own / 2)
+        return waiting / (1.0 - offered.busy)
 
     def own_s(self, query: Query, candidate: Candidate) -> float:
         """The request's own time to first token on an idle worker."""
@@ -105,6 +135,8 @@ class CostModel:
             "wait": candidate.worker.booked_prefill_s,
             "own": candidate.worker.overhead_s + lost,
             "others": self.externality(candidate.worker) * lost,
+            "behind": self.heed * self.behind_s(query, candidate),
+            "home": self.later * candidate.worker.offered.mean_wait_s,
             "memory": self.memory_s(candidate),
             "decode": self.decode_s(candidate),
         }
@@ -125,15 +157,21 @@ class CostPolicy:
 
     def rank(self, query: Query, candidates: Sequence[Candidate], rng: Random) -> list[Scored]:
         """All candidates by cost in seconds, with its terms."""
-        terms = [self._model.terms(query, candidate) for candidate in candidates]
+        paying = paid_back(candidates, lambda item: self._model.promised_s(query, item))
+        terms = [self._model.terms(query, candidate) for candidate in paying]
         costs = [sum(parts.values()) for parts in terms]
         if any(candidate.worker.failure_rate for candidate in candidates):
             self._add_failure(candidates, terms, costs)
+        held = held_back(candidates)
+        dearest = max(costs, default=0.0)
+        for at in held:
+            terms[at]["fresh"] = dearest
+            costs[at] += dearest
         scored = [
             Scored(candidate, cost, parts)
             for candidate, cost, parts in zip(candidates, costs, terms, strict=True)
         ]
-        return in_order(query, scored)
+        return explored(query, in_order(query, scored))
 
     def _add_failure(
         self, candidates: Sequence[Candidate], terms: list[dict[str, float]], costs: list[float]

@@ -1,39 +1,100 @@
-"""How busy a pool of workers is with prefill: the booked seconds of work per second and worker."""
+"""How busy workers and their pools are with prefill: what was booked in the last minute or less."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
-_MEMORY_S = 30.0
+from shared.types import WorkerId
+
+_POOL_MEMORY_S = 30.0
+_WORKER_MEMORY_S = 60.0
+_BUSIEST = 0.9
+"""Largest share of a worker's time that is believed: a queue's length has no bound near 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What one worker was sent of late."""
+
+    per_s: float = 0.0
+    """Requests a second."""
+    busy: float = 0.0
+    """Share of its time that their prefill takes, at most 0.9."""
+    mean_wait_s: float = 0.0
+    """How long a request that comes at any time waits there (Pollaczek and Khinchine)."""
 
 
 @dataclass(slots=True)
-class _Pool:
+class _Flow:
+    """Sums in which older bookings count less."""
+
+    memory_s: float
+    at: float
+    requests: float = 0.0
     work_s: float = 0.0
-    """Booked seconds, older ones counting less."""
-    at: float = 0.0
+    square_s: float = 0.0
+
+    def add(self, work_s: float, now: float) -> None:
+        faded = self._faded(now)
+        self.requests = self.requests * faded + 1.0
+        self.work_s = self.work_s * faded + work_s
+        self.square_s = self.square_s * faded + work_s * work_s
+        self.at = now
+
+    def weight(self, now: float) -> float:
+        """What makes a sum a mean per second."""
+        return self._faded(now) / self.memory_s
+
+    def _faded(self, now: float) -> float:
+        return exp(-max(0.0, now - self.at) / self.memory_s)
+
+
+NOTHING = Offered()
 
 
 class Pressure:
-    """Offered prefill work of each pool, averaged over the last 30 s or so."""
+    """Offered prefill work, of each pool and each worker."""
 
     def __init__(self) -> None:
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, _Flow] = {}
+        self._workers: dict[WorkerId, _Flow] = {}
 
-    def book(self, pool: str, seconds: float, now: float) -> None:
+    def book(self, pool: str, worker: WorkerId, seconds: float, now: float) -> None:
         """A request was booked that needs so much prefill."""
-        known = self._pools.setdefault(pool, _Pool(at=now))
-        known.work_s = known.work_s * _faded(now - known.at) + seconds
-        known.at = now
+        self._pools.setdefault(pool, _Flow(_POOL_MEMORY_S, now)).add(seconds, now)
+        self._workers.setdefault(worker, _Flow(_WORKER_MEMORY_S, now)).add(seconds, now)
 
     def share(self, pool: str, workers: int, now: float) -> float:
         """Share of the workers' time that this takes; beyond 1 they cannot keep up. Pure."""
         known = self._pools.get(pool)
         if known is None or not workers:
             return 0.0
-        return known.work_s * _faded(now - known.at) / (_MEMORY_S * workers)
+        return known.work_s * known.weight(now) / workers
 
+    def offered(self, worker: WorkerId, now: float) -> Offered:
+        """Of one worker. Pure."""
+        known = self._workers.get(worker)
+        if known is None:
+            return NOTHING
+        weight = known.weight(now)
+        busy = min(_BUSIEST, known.work_s * weight)
+        mean_wait_s = known.square_s * weight / (2.0 * (1.0 - busy))
+        return Offered(known.requests * weight, busy, mean_wait_s)
 
-def _faded(age_s: float) -> float:
-    return exp(-max(0.0, age_s) / _MEMORY_S)
+    def welcome(self, worker: WorkerId, others: Sequence[WorkerId], now: float) -> None:
+        """A worker joins: it counts as being sent what the others are, until it shows; or it would
+        draw every long prompt at once."""
+        flows = [self._workers[other] for other in others if other in self._workers]
+        if worker in self._workers or not flows:
+            return
+        share = _WORKER_MEMORY_S / len(others)
+        flow = self._workers[worker] = _Flow(_WORKER_MEMORY_S, now)
+        flow.requests = sum(one.requests * one.weight(now) for one in flows) * share
+        flow.work_s = sum(one.work_s * one.weight(now) for one in flows) * share
+        flow.square_s = sum(one.square_s * one.weight(now) for one in flows) * share
+
+    def forget(self, worker: WorkerId) -> None:
+        """A worker is gone."""
+        self._workers.pop(worker, None)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE = """
     gateway/accounting.py
     gateway/admission.py
+    gateway/booking.py
     gateway/breaker.py
     gateway/capacity.py
     gateway/config.py
@@ -70,6 +71,7 @@ PURE = """
     gateway/sim/text.py
     gateway/sim/trace.py
     gateway/sim/worker.py
+    gateway/status.py
     gateway/tally.py
     gateway/trust.py
     shared/blocks.py

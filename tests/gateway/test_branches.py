@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.ghosts import GhostMemory
 from gateway.routing.branches import NOBODY, Branches
-from gateway.routing.pressure import Pressure
+from gateway.routing.pressure import NOTHING, Pressure
 from shared.blocks import GRANULE
-from shared.types import BlockKey
+from shared.types import BlockKey, WorkerId
 
 
 class Served:
@@ -84,9 +84,46 @@ def test_pressure_is_the_share_of_the_pools_time() -> None:
     pressure = Pressure()
     assert pressure.share("m", 4, 0.0) == 0.0
     for step in range(3000):
-        pressure.book("m", 0.2, step * 0.1)
+        pressure.book("m", WorkerId(f"w{step % 2}"), 0.2, step * 0.1)
     assert pressure.share("m", 4, 300.0) == pytest.approx(0.5, abs=0.01)
     assert pressure.share("m", 8, 300.0) == pytest.approx(0.25, abs=0.01)
     assert pressure.share("other", 4, 300.0) == 0.0
     assert pressure.share("m", 0, 300.0) == 0.0
     assert pressure.share("m", 4, 400.0) < 0.03, "and is forgotten"
+
+
+def test_what_a_worker_was_offered_is_its_own() -> None:
+    pressure, busy, idle = Pressure(), WorkerId("busy"), WorkerId("idle")
+    for step in range(6000):
+        pressure.book("m", busy, 0.05, step * 0.1)
+    seen = pressure.offered(busy, 600.0)
+    assert (seen.per_s, seen.busy) == pytest.approx((10.0, 0.5), rel=0.02)
+    assert seen.mean_wait_s == pytest.approx(10.0 * 0.05**2 / (2 * 0.5), rel=0.05)
+    assert pressure.offered(busy, 660.0).busy == pytest.approx(0.5 / 2.718, rel=0.02)
+    assert pressure.offered(idle, 600.0) == NOTHING
+    pressure.forget(busy)
+    assert pressure.offered(busy, 600.0) == NOTHING
+    assert pressure.share("m", 4, 600.0) > 0.1, "the pool's load stays"
+
+
+def test_a_queue_that_grows_without_end_still_has_a_mean_wait() -> None:
+    pressure, worker = Pressure(), WorkerId("w")
+    for step in range(1000):
+        pressure.book("m", worker, 3.0, float(step))
+    seen = pressure.offered(worker, 1000.0)
+    assert seen.busy == 0.9
+    assert seen.mean_wait_s == pytest.approx(9.0 / 0.2, rel=0.05)
+
+
+def test_a_worker_that_joins_counts_as_the_others_until_it_shows() -> None:
+    pressure, old, new = Pressure(), [WorkerId("a"), WorkerId("b")], WorkerId("new")
+    pressure.welcome(new, old, 0.0)
+    assert pressure.offered(new, 0.0) == NOTHING, "nobody knows anything yet"
+    for step in range(6000):
+        pressure.book("m", old[step % 2], 0.1, step * 0.1)
+    pressure.welcome(new, old, 600.0)
+    assert pressure.offered(new, 600.0).per_s == pytest.approx(5.0, rel=0.05)
+    assert pressure.offered(new, 600.0).busy == pytest.approx(0.5, rel=0.05)
+    pressure.welcome(old[0], [new], 600.0)
+    assert pressure.offered(old[0], 600.0).per_s == pytest.approx(5.0, rel=0.05), "known already"
+    assert pressure.offered(new, 900.0).per_s < 0.1

@@ -128,10 +128,25 @@ def test_cost_grows_with_the_square_of_long_prompts() -> None:
 def test_a_popular_prefix_is_no_reason_to_wait_for_its_holder() -> None:
     holder = Candidate(view("holder", booked_prefill_s=0.02, inflight=1), 960)
     for shared, expected in ((0.0, "holder"), (950.0, "idle")):
-        idle = Candidate(view("idle"), 0, shared_tokens=shared)
+        idle = Candidate(view("idle"), 0, shared_tokens=shared, branches=20.0)
         ranked = make_policies(RoutingConfig())["cost"].rank(query(), [holder, idle], Random(0))
         assert ranked[0].candidate.worker.id == expected
     assert CostModel().expected_ttft_s(query(), idle) > 0.1, "it still takes its time"
+
+
+def test_a_popular_prefix_gets_no_copy_that_does_not_pay() -> None:
+    copy = Candidate(view("idle"), 0, shared_tokens=950.0, branches=20.0)
+    queues = {0.0: "holder", 0.0005: "holder", 0.02: "idle"}
+    for queue, expected in queues.items():
+        holder = Candidate(view("holder", booked_prefill_s=queue, inflight=1), 960)
+        assert first("cost", query(), holder, copy) == expected
+    on_its_way = Candidate(
+        view("holder", booked_prefill_s=0.0971, inflight=1), 960, promised_tokens=960
+    )
+    assert first("cost", query(), on_its_way, copy) == "holder", "it waits for just this prefix"
+    alone = Candidate(view("a"), 0, shared_tokens=950.0, branches=20.0)
+    other = Candidate(view("b", booked_prefill_s=0.01), 0, shared_tokens=950.0, branches=20.0)
+    assert first("cost", query(), alone, other) == "a", "nobody holds it yet"
 
 
 def test_a_busy_pool_affords_fewer_copies() -> None:

@@ -222,7 +222,7 @@ def test_a_worker_that_joins_moves_nothing_and_one_that_leaves_only_its_own() ->
             assert record.worker == home[n]
         rig.now += 1
     assert len(moved) == 4
-    assert max(moved.values()) <= 25
+    assert max(moved.values()) <= 50, "the newcomer takes no more than each of the others serves"
 
 
 def test_draining_takes_no_new_requests_and_its_cache_is_a_named_loss() -> None:

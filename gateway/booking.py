@@ -1,0 +1,40 @@
+"""What one attempt adds to a worker's load, and what the worker's own reports add to that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.load import WorkerLoad
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """The share of one attempt in a worker's load."""
+
+    prefill_s: float
+    kv_tokens: int
+    begun: float
+    wait_s: float
+    """Predicted wait behind others when it began."""
+    expected_s: float
+    """How long the whole attempt was expected to take."""
+    probe: bool = False
+    prefilled: float = 0.0
+    """When its first token came, or it ended without one; 0 = not yet."""
+    ended: float | None = None
+
+
+@dataclass(slots=True)
+class Reported:
+    """A load report, and what of it was not ours at that moment."""
+
+    load: WorkerLoad
+    at: float
+    unbooked_s: float
+    """Prefill work that nobody had booked."""
+    foreign: int
+    """Requests beyond our own."""
+
+    def unbooked_prefill_s(self, now: float) -> float:
+        """What is left of it: it gets done as time passes."""
+        return max(0.0, self.unbooked_s - (now - self.at)) if self.unbooked_s else 0.0
