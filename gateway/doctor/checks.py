@@ -67,6 +67,14 @@ CACHE_FLAG = {
     "headwater": "start the worker without --no-prefix-cache",
 }
 
+LOAD_FLAG = {
+    "vllm": "let the gateway reach the engine's /metrics",
+    "sglang": "start SGLang with --enable-metrics",
+    "llamacpp": "start llama-server with --metrics and --slots",
+    "tgi": "let the gateway reach the engine's /metrics",
+    "headwater": "let the gateway reach the worker's /headwater/load",
+}
+
 CHECKS: tuple[Check, ...] = (
     Check(
         "config.valid",
@@ -131,6 +139,11 @@ CHECKS: tuple[Check, ...] = (
         "worker.events",
         "Are its cache events followed?",
         "; ".join(EVENTS_FLAG[name] for name in ("vllm", "sglang")),
+    ),
+    Check(
+        "worker.load",
+        "Does it say how busy it is?",
+        "; ".join(LOAD_FLAG[name] for name in ("sglang", "llamacpp")),
     ),
     Check(
         "worker.reports",

@@ -6,7 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gateway.decision import WorkerStatus
-from gateway.doctor.checks import CACHE_FLAG, EVENTS_FLAG, REPORT_FLAG, Finding, Status, finding
+from gateway.doctor.checks import (
+    CACHE_FLAG,
+    EVENTS_FLAG,
+    LOAD_FLAG,
+    REPORT_FLAG,
+    Finding,
+    Status,
+    finding,
+)
 from gateway.doctor.reuse import Reuse
 from gateway.feeds.sources import SourceState
 from gateway.parity import Verdict
@@ -81,6 +89,7 @@ def worker_findings(status: WorkerStatus, reuse: Reuse | None) -> list[Finding]:
         detail = status.reason or status.state.value
         found.append(finding("worker.ready", subject, kind, detail))
     found += [_models(status), _tokens(status), _blocks(status), _events(status)]
+    found.append(_load(status))
     if reuse is not None:
         found += [_reports(status, reuse), _clock(status, reuse)]
     return found
@@ -130,6 +139,18 @@ def _events(status: WorkerStatus) -> Finding:
         return finding("worker.events", subject, Status.WARNING, detail, "see worker.tokens")
     kind = Status.FAILED if status.event_feed else Status.WARNING
     return finding("worker.events", subject, kind, detail, flag)
+
+
+def _load(status: WorkerStatus) -> Finding:
+    subject = subject_of(status)
+    if status.load_age_s is not None:
+        detail = f"{status.running} running, {status.waiting} waiting"
+        return finding("worker.load", subject, Status.OK, detail)
+    detail = "only what is routed there is known of its load"
+    flag = LOAD_FLAG.get(status.engine)
+    if flag is None:
+        return finding("worker.load", subject, Status.OK, f"this engine does not tell: {detail}")
+    return finding("worker.load", subject, Status.WARNING, detail, flag)
 
 
 def _reports(status: WorkerStatus, reuse: Reuse) -> Finding:

@@ -116,6 +116,13 @@ def test_a_good_worker_is_ok_throughout() -> None:
             "warning",
             "--kv-events-config",
         ),
+        (
+            {"load_age_s": None, "engine": "sglang"},
+            REUSED,
+            "worker.load",
+            "warning",
+            "--enable-metrics",
+        ),
         ({}, Reuse("", 100, None), "worker.reports", "failed", "--enable-prompt-tokens-details"),
         (
             {"engine": "sglang"},
