@@ -133,6 +133,13 @@ def _saved(page: Page, report: Report) -> None:
         page.line(f"Estimated from {saved.how}.")
     elif saved.tokens:
         page.line("No time can be estimated: no streamed request that reused nothing was recorded.")
+    other = report.counterfactual
+    if other.requests and other.matched + other.other_matched:
+        page.line(
+            f"Taking turns (round-robin) would have found {other.other_matched:,} tokens instead of"
+            f" {other.matched:,}; first token expected after {seconds(other.other_ttft_mean_s)}"
+            f" instead of {seconds(other.ttft_mean_s)} (mean; caches as they were)."
+        )
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -144,6 +151,9 @@ def _requests(page: Page, report: Report) -> None:
     lookups = {LOOKUPS[name]: report.lookups[name] for name in LOOKUPS if report.lookups[name]}
     page.line(f"Look-ups: {_listed(lookups)}.")
     page.line(f"Outcomes: {_listed(report.outcomes)}.")
+    reasons = {name or "not recorded": count for name, count in report.reasons.items()}
+    if set(reasons) != {"not recorded"}:
+        page.line(f"Why that worker: {_listed(reasons)} (docs/ledger.md lists the codes).")
     attempts = report.attempts
     retried = (
         f"Attempts: {attempts.attempts:,}; {counted(attempts.retried_requests, 'request')} retried"
@@ -201,7 +211,7 @@ def _families(page: Page, report: Report) -> None:
         return
     page.heading("Largest prefix families (prompts that begin alike)")
     page.table(
-        ("family", "requests", "prompt", "delivered", "hits", "workers"),
+        ("family", "requests", "prompt", "delivered", "hits", "workers", "alike for"),
         [
             (
                 family.family,
@@ -210,6 +220,7 @@ def _families(page: Page, report: Report) -> None:
                 amount(family.delivered),
                 percent(family.rate),
                 f"{family.workers:,}",
+                "-" if family.diverges_at is None else f"{family.diverges_at:,.0f}",
             )
             for family in report.families
         ],
