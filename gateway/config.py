@@ -226,6 +226,13 @@ class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         doc("Also keep the prompts' block keys, in DIR/trace: `headwater simulate` reads them."),
     ] = False
+    decisions: Annotated[
+        bool,
+        doc(
+            "With trace: also keep every candidate of each decision as it was, about 500 bytes per "
+            "worker: `headwater replay` decides again on them."
+        ),
+    ] = False
     stream_records: Annotated[
         Annotated[int, msgspec.Meta(ge=0)],
         doc(

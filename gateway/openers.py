@@ -27,6 +27,8 @@ def check_config(config: GatewayConfig) -> None:
     all_policies(config.routing)
     static_listing(config.workers)
     make_sources(config.discovery, clock=time.monotonic, rng=Random())
+    if config.ledger.decisions and not config.ledger.trace:
+        raise ConfigError("ledger.decisions", True, "needs [ledger] trace, beside which they lie")
     if config.ledger.trace and not config.ledger.dir:
         raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
     if config.redis.url != "none":

@@ -33,7 +33,7 @@ import msgspec
 
 from gateway.ledgerfile import NAME
 from gateway.records import Outcome, RequestRecord
-from gateway.routing.base import Query
+from gateway.routing.base import Candidate, Query
 from shared.errors import HeadwaterError
 
 FOLDER = "trace"
@@ -69,6 +69,15 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     like: int = 0
     same: int = 0
     keys: str = ""
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    cached: int = 0
+    """Prompt tokens from the cache, as the engine said."""
+    max_tokens: int = 0
+    policy: str = ""
+    candidates: list[Candidate] = []
+    """Every worker that could have been chosen, as it was at the decision, best first; only where
+    ``[ledger] decisions`` is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,12 @@ class Traced:
     session: str
     keys: array[int]
     """One per full granule of 16 tokens (or per block of text), salted: only equality counts."""
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    cached_tokens: int = 0
+    max_tokens: int = 0
+    policy: str = ""
+    candidates: tuple[Candidate, ...] = ()
 
 
 class TraceEncoder:
@@ -106,7 +121,9 @@ class TraceEncoder:
         """The next line refers to none before it."""
         self._known.clear()
 
-    def encode(self, query: Query, record: RequestRecord) -> bytes:
+    def encode(
+        self, query: Query, record: RequestRecord, candidates: Sequence[Candidate] = ()
+    ) -> bytes:
         """One line with its newline."""
         if len(self._known) > self._window:
             self.restart()
@@ -130,6 +147,12 @@ class TraceEncoder:
             like=like,
             same=same,
             keys=b64encode(b"".join(salted(key, self._salt) for key in new)).decode(),
+            ttft_s=None if record.ttft_s is None else round(record.ttft_s, 6),
+            itl_s=None if record.itl_s is None else round(record.itl_s, 6),
+            cached=record.flow.delivered,
+            max_tokens=query.max_tokens,
+            policy=record.policy,
+            candidates=list(candidates),
         )
         return msgspec.json.encode(line) + b"\n"
 
@@ -196,6 +219,12 @@ class TraceDecoder:
             outcome=read.outcome,
             session=read.session,
             keys=keys,
+            ttft_s=read.ttft_s,
+            itl_s=read.itl_s,
+            cached_tokens=read.cached,
+            max_tokens=read.max_tokens,
+            policy=read.policy,
+            candidates=tuple(read.candidates),
         )
 
     def _beginning(self, n: int, like: int, same: int) -> array[int]:

@@ -13,10 +13,12 @@ from gateway.decision import Route
 from gateway.ledger import ledger_salt
 from gateway.ledgerfile import LedgerFile
 from gateway.records import RequestRecord
-from gateway.routing.base import Query
+from gateway.routing.base import Candidate, Query
 from gateway.sinkthread import SinkThread
 from gateway.tracefile import FOLDER, WINDOW_KEYS, TraceEncoder
 from shared.errors import ConfigError
+
+_Item = tuple[Query, RequestRecord, tuple[Candidate, ...]]
 
 FLUSH_S = 0.5
 QUEUE_REQUESTS = 8_192
@@ -59,7 +61,8 @@ class TraceSink:
         self._unwritten = 0
         self._told = 0
         self._log = structlog.get_logger("headwater.trace")
-        self._thread = SinkThread[tuple[Query, RequestRecord]](
+        self._decisions = config.decisions
+        self._thread = SinkThread[_Item](
             "headwater-trace", self._write, limit=queue_requests, flush_s=flush_s
         )
         self._thread.start()
@@ -81,7 +84,8 @@ class TraceSink:
             return
         query = route.query
         if query.keys or query.prompt_tokens:
-            self._thread.put((query, record))
+            seen = tuple(scored.candidate for scored in route.order) if self._decisions else ()
+            self._thread.put((query, record, seen))
 
     def flush(self) -> None:
         """Write all that was recorded before the call. Blocks."""
@@ -92,20 +96,20 @@ class TraceSink:
         if self._thread.close():
             self._file.close()
 
-    def _write(self, requests: list[tuple[Query, RequestRecord]]) -> None:
+    def _write(self, requests: list[_Item]) -> None:
         lines: list[bytes] = []
         begun = self._file.path
         try:
             room = self._file.room()
             if self._file.path != begun:  # it was removed under us
                 self._encoder.restart()
-            for query, record in requests:
-                line = self._encoder.encode(query, record)
+            for query, record, seen in requests:
+                line = self._encoder.encode(query, record, seen)
                 if len(line) > room:
                     self._put(lines)
                     # The line goes to the next file, where nothing of this one may be referred to.
                     self._encoder.restart()
-                    line, lines, room = self._encoder.encode(query, record), [], 0
+                    line, lines, room = self._encoder.encode(query, record, seen), [], 0
                     self._put([line])
                     room = self._file.room()
                     continue

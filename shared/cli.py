@@ -22,7 +22,7 @@ from shared.errors import ConfigError, HeadwaterError
 GROUP = "headwater.commands"
 ORDER = (
     *("up", "gateway", "worker", "report", "explain", "index"),
-    *("doctor", "lint", "bench", "simulate"),
+    *("doctor", "lint", "bench", "simulate", "replay"),
 )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -73,6 +74,7 @@ class Driver:
         self._done: list[Done] = []
         self._begun = 0.0
         self._lags: list[float] = []
+        self._nonce, self._sessions = token_hex(4), 0
 
     async def run(
         self, sessions: Sequence[Session], *, concurrency: int | None, rate: float | None, seed: int
@@ -128,17 +130,21 @@ class Driver:
                 group.create_task(work())
 
     async def _session(self, session: Session) -> None:
+        self._sessions += 1
+        name = ("x-headwater-session", f"{self._nonce}-{self._sessions}")
         history: list[dict[str, Any]] = []
         for number, turn in enumerate(session.turns):
             if number and turn.think_s:
                 await asyncio.sleep(turn.think_s)
             history += turn.messages
-            answer = await self._ask(turn, history)
+            answer = await self._ask(turn, history, name)
             if answer is None:
                 return  # the conversation cannot go on
             history.append({"role": "assistant", "content": answer})
 
-    async def _ask(self, turn: Turn, history: list[dict[str, Any]]) -> str | None:
+    async def _ask(
+        self, turn: Turn, history: list[dict[str, Any]], name: tuple[str, str]
+    ) -> str | None:
         body: dict[str, Any] = {
             "model": self._target.model,
             "stream": True,
@@ -152,7 +158,7 @@ class Driver:
             async with self._http.open(
                 self._target.url,
                 COMPLETIONS if turn.prompt else CHAT,
-                [("Content-Type", "application/json"), *self._target.headers],
+                [("Content-Type", "application/json"), name, *self._target.headers],
                 msgspec.json.encode(body),
                 timeouts=self._target.timeouts,
             ) as response:

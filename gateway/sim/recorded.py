@@ -6,7 +6,7 @@ traces of others, the end of each answer is known, and so is the time that a ses
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.records import Outcome
 from gateway.sim.trace import Row, Trace, TraceError, chain
@@ -26,8 +26,19 @@ def recorded_trace(
     :param model: needed if there is more than one.
     :raises TraceError: there is nothing to simulate, or it is not clear what.
     """
+    return trace_of(answered(requests, limit, model), block_size)
+
+
+def trace_of(served: Sequence[Traced], block_size: int) -> Trace:
+    """What :func:`answered` gave, as a trace: one request each, in its order."""
     if block_size % GRANULE:
         raise TraceError(f"has a key per {GRANULE} tokens, so --block-size must be a multiple")
+    rows = [_row(one, block_size, at) for at, one in enumerate(served)]
+    return chain(rows, block_size)
+
+
+def answered(requests: Iterable[Traced], limit: int = 0, model: str = "") -> list[Traced]:
+    """The answered requests of one model in order of arrival; arguments as above."""
     served = [one for one in requests if one.outcome in _SERVED and one.output_tokens > 0]
     models = sorted({one.model for one in served})
     if model:
@@ -40,8 +51,7 @@ def recorded_trace(
             f"there is no answered request{f' for {model}' if model else ''} in it{names}"
         )
     served.sort(key=lambda one: one.at)
-    rows = [_row(one, block_size, at) for at, one in enumerate(served[: limit or None])]
-    return chain(rows, block_size)
+    return served[: limit or None]
 
 
 def _row(one: Traced, block_size: int, at: int) -> Row:

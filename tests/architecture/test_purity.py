@@ -64,7 +64,12 @@ PURE = """
     gateway/loadtest/workloads.py
     gateway/sim/bounds.py
     gateway/sim/model.py
+    gateway/sim/fit.py
     gateway/sim/recorded.py
+    gateway/sim/recount.py
+    gateway/sim/recounttext.py
+    gateway/sim/redecide.py
+    gateway/sim/turns.py
     gateway/sim/replay.py
     gateway/sim/result.py
     gateway/sim/simulate.py

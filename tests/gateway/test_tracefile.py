@@ -125,6 +125,11 @@ def test_facts_come_back_and_names_do_not_leave() -> None:
         outcome=Outcome.CLIENT_GONE,
         session=traced.session,
         keys=array("Q", kept([1, 2])),
+        ttft_s=told.ttft_s,
+        itl_s=told.itl_s,
+        cached_tokens=32,
+        max_tokens=asked.max_tokens,
+        policy=told.policy,
     )
 
     def name(**fields: Any) -> str:
