@@ -31,6 +31,9 @@ class Feeds:
     def outsiders(self) -> list[Any]:
         return []
 
+    def resync(self, worker: WorkerId) -> None:
+        pass
+
     def named_by(self, worker: WorkerId) -> list[str]:
         return []
 
