@@ -26,7 +26,7 @@ from shared.types import WorkerId
 
 
 class Feeds:
-    """No lists, no strangers."""
+    """No lists, no strangers, nothing to ask again."""
 
     def outsiders(self) -> list[Any]:
         return []
@@ -39,6 +39,9 @@ class Feeds:
 
     def lists(self) -> list[Any]:
         return []
+
+    def resync(self, worker: WorkerId) -> None:
+        """Nobody to ask."""
 
 
 class Scene:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from routerkit import Rig, ok
 
-from gateway.reasons import CODES, in_words, why, words_of
+from gateway.reasons import CODES, TERMS, in_words, why, words_of
 from gateway.records import RequestRecord, Why
+from gateway.routing import cost
 from gateway.routing.base import Scored
 
 
@@ -112,6 +116,13 @@ def test_every_code_has_words() -> None:
         assert len(text) > 20
         assert "\n" not in text
     assert in_words(None, worker="w1", policy="p", matched=0, prompt=0) == ""
+
+
+def test_every_term_of_the_cost_has_words() -> None:
+    source = Path(cost.__file__).read_text()
+    named = set(re.findall(r'terms\[\w+\]\["(\w+)"\]', source))
+    named |= set(Rig(2).route(Rig(2).prompt(2)).chosen.parts)
+    assert {"wait", "own", "failure"} <= named <= TERMS.keys()
 
 
 def test_taking_turns_is_recorded_beside_every_decision() -> None:
