@@ -1,0 +1,59 @@
+"""E07: requests that are sent byte by byte do not hold connections for ever.
+
+Scaled: limits of half a second instead of 30 s for a head and 20 s for a body; 100 slow clients of
+each kind instead of 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from caserig import body_for
+from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, RawClient, ask, chunk, completion, delta
+
+from gateway.wire import limits
+
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n".encode()
+SLOW = 100
+
+
+async def trickle(url: str, start: bytes, piece: bytes) -> bytes:
+    """Send a piece each 50 ms until the gateway closes; what it said."""
+    client = await RawClient.connect(url)
+    client.writer.write(start)
+    reading = asyncio.create_task(client.reader.read())
+    while not reading.done():
+        client.writer.write(piece)
+        await asyncio.sleep(0.05)
+    client.abort()
+    try:
+        return await reading
+    except ConnectionResetError:
+        return b""
+
+
+async def test_slow_requests_end_and_others_do_not_notice(stub, serve, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "HEAD_S", 0.5)
+    monkeypatch.setattr(limits, "BODY_S", 0.5)
+    worker = await stub()
+    served = await serve(worker)
+    long = [SSE_HEAD, *[chunk(ROLE + delta("x")), 0.1] * 20, chunk(STOP + DONE), END]
+    worker.respond = lambda seen: long if b"true" in seen.body else completion()
+    stream = asyncio.create_task(ask(served.url, CHAT, body_for(CHAT, "x", stream=True)))
+    sized = HEAD + b"Content-Length: 1000000\r\n\r\n"
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    slow = [
+        asyncio.create_task(trickle(served.url, start, piece))
+        for start, piece in ((HEAD + b"X-A: ", b"a"), (sized, b"b"), (chunked, b"1\r\na\r\n"))
+        for _ in range(SLOW // 2)
+    ]
+    for n in range(10):
+        assert (await ask(served.url, CHAT, body_for(CHAT, f"{n}"))).status == 200
+    async with asyncio.timeout(30):
+        said = await asyncio.gather(*slow)
+    for answer in said:
+        assert answer == b"" or answer.startswith((b"HTTP/1.1 408", b"HTTP/1.1 400")), answer[:99]
+    whole = await stream
+    assert whole.complete
+    assert whole.text == "x" * 20
+    assert len(worker.seen) == 11
