@@ -24,6 +24,7 @@ from gateway.config import GatewayConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
 from gateway.dashboard.recent import Recent
+from gateway.feedmetrics import FeedCollector
 from gateway.feeds import Feeds
 from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
@@ -98,6 +99,7 @@ class Gateway:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library
         ProcessCollector(registry=self.registry)
         gate = Gate(config.admission, time.monotonic)
+        self.registry.register(FeedCollector(self.feeds.stats))
         self.registry.register(
             FleetCollector(
                 self.router,

@@ -48,15 +48,26 @@ class EngineBook:
     _settings: dict[str, StaticWorker] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in self.config.static:
-            self._settings[worker_url("workers.static.url", one.url.strip())] = one
+        self.replace(self.config)
+
+    def replace(self, config: WorkersConfig) -> None:
+        """The configuration was read again: addresses whose settings are others begin anew."""
+        self.config = config
+        self._settings = {
+            worker_url("workers.static.url", one.url.strip()): one for one in config.static
+        }
+        for url, entry in list(self._entries.items()):
+            if entry.settings != self._settings_of(url):
+                del self._entries[url]
+
+    def _settings_of(self, url: str) -> StaticWorker:
+        return self._settings.get(url) or StaticWorker(url, self.config.engine)
 
     def at(self, url: str) -> Entry:
         """The entry of an address; made when it is first asked for."""
         entry = self._entries.get(url)
         if entry is None:
-            settings = self._settings.get(url) or StaticWorker(url, self.config.engine)
-            entry = self._entries[url] = Entry(url, settings)
+            entry = self._entries[url] = Entry(url, self._settings_of(url))
         if entry.settings.engine != catalogue.AUTO:
             entry.engine = catalogue.engine(entry.settings.engine)
         return entry

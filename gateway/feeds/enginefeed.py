@@ -21,14 +21,15 @@ import zmq.asyncio
 
 from gateway.engines import catalogue
 from gateway.engines.base import Cleared, Engine, FeedPlan, Frame, MalformedFrame
-from gateway.engines.keymap import KeyMap, RankMerge
+from gateway.engines.keymap import KeyMap
+from gateway.engines.ranks import RankMerge
 from gateway.feeds.enginebook import EngineBook
 from gateway.feeds.tending import Tender
 from gateway.feeds.zmqstream import RankStream, Told, What
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
 from shared.blocks import Scope, stride_of
-from shared.events import CacheEvent, EventBatch, Snapshot
+from shared.events import CacheEvent, EventBatch
 from shared.load import WorkerInfo
 from shared.types import Epoch, WorkerId
 
@@ -164,7 +165,9 @@ class EngineFeeds:
         for rank in following.ranks:
             rank.keys = self._key_map(info.id, info.block_size)
             rank.complete, rank.why, rank.abandoned, rank.stored_before = False, UNKNOWN_PAST, 0, 0
-        self._emit(following, [Snapshot(b"")])
+        # An empty batch, not an empty snapshot: a new epoch is empty, and what has been learned of
+        # it since then is there.
+        self._send(following, ())
         self._tell(following)
 
     def _key_map(self, worker: WorkerId, block_size: int) -> KeyMap:
@@ -266,8 +269,11 @@ class EngineFeeds:
 
     def _renew(self, following: _Following, rank: _Rank, reason: str, block_size: int = 0) -> None:
         """Another incarnation; the other ranks' streams tell theirs from the beginning."""
-        self._tender.renew(following.worker, reason, block_size)
         followed = self._replica.get(following.worker)
+        if block_size or followed is None or followed.info.epoch == following.epoch:
+            self._tender.renew(following.worker, reason, block_size)
+            followed = self._replica.get(following.worker)
+        # Else somebody has seen it already: what was learned since then stays.
         if followed is not None:
             self._begin(following, followed.info)
         for other in following.ranks:
@@ -277,15 +283,20 @@ class EngineFeeds:
     def _lose(self, following: _Following, rank: _Rank, reason: str) -> None:
         """Forget what was told: a removal may be among what was lost."""
         self._stats.engine_losses += 1
-        self._log.warning("engine_events_lost", worker=following.worker, reason=reason)
+        if rank.complete or rank.why != reason:
+            self._log.warning("engine_events_lost", worker=following.worker, reason=reason)
         if len(rank.keys):
             self._renew(following, rank, reason)
         rank.complete, rank.why = False, reason
         rank.stored_before = rank.keys.stats.stored
 
     def _emit(self, following: _Following, events: list[CacheEvent]) -> None:
+        if events:
+            self._send(following, tuple(events))
+
+    def _send(self, following: _Following, events: tuple[CacheEvent, ...]) -> None:
         followed = self._replica.get(following.worker)
-        if not events or followed is None or followed.info.epoch != following.epoch:
+        if followed is None or followed.info.epoch != following.epoch:
             return
         following.seq += 1
         batch = EventBatch(
@@ -295,7 +306,7 @@ class EngineFeeds:
             seq=following.seq,
             at=following.at,
             stride=stride_of(followed.info.block_size),
-            events=tuple(events),
+            events=events,
         )
         self._replica.offer(batch, self._clock())
 

@@ -227,6 +227,7 @@ class Feeds:
         :raises ConfigError: the list is wrong; nothing has changed.
         """
         self._static = static_listing(config)
+        self.book.replace(config)
         if self._tender is not None:
             self._tender.listed(Source.STATIC, self._static)
 

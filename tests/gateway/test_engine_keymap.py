@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.engines.aliastable import Added, AliasTable
 from gateway.engines.base import Cleared, EngineEvent, Frame, Removed, Stored
-from gateway.engines.keymap import KeyMap, RankMerge
+from gateway.engines.keymap import KeyMap
+from gateway.engines.ranks import RankMerge
 from shared.blocks import Scope, chain_keys, stride_of
 from shared.events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from shared.types import Tier

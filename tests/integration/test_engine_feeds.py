@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 from enginekit import Lab, emulated, lab
 
-from gateway.emulators import Emulator, publisher
+from gateway.emulators import Emulator, eventforms, publisher
+from gateway.emulators.cache import CacheNews
 from gateway.feeds import zmqstream
 from shared.openai import RouteKind, parse
 
@@ -58,6 +62,47 @@ async def test_an_engine_with_events_is_known_exactly(
         again = await at.say(SYSTEM, "the same prompt for a second time " * 20)
         assert again.predicted == again.cached
         assert at.status().trust == "exact"
+
+
+async def free_pair() -> tuple[publisher.Publisher, publisher.Publisher]:
+    """Publishers of two ranks, on ports next to each other."""
+    context = zmq.asyncio.Context()
+    while True:
+        one, two = publisher.Publisher(context), publisher.Publisher(context)
+        await one.bind("127.0.0.1")
+        try:
+            two._pub.bind(f"tcp://127.0.0.1:{one.port + 1}")
+        except zmq.ZMQError:
+            await one.close()
+            await two.close()
+            continue
+        return one, two
+
+
+async def test_of_several_ranks_only_what_all_hold_is_believed(tmp_path: Path) -> None:
+    ranks = await free_pair()
+    engine = Emulator(emulated(events=False))
+    await engine.start()
+    static = [
+        {"url": engine.url, "events": f"tcp://127.0.0.1:{ranks[0].port}", "ranks": 2}
+        | {"replay": "none", "engine": "vllm"}
+    ]
+    try:
+        async with lab(tmp_path, **{"workers.static": json.dumps(static)}) as at:
+            at.engines.append(engine)
+            await at.until(lambda: "several ranks" in at.status().trust_reason)
+            news = CacheNews("stored", (1, 2, 3), None, tuple(range(48)))
+            batch = eventforms.encode("vllm", "map", [news], 16, 0.0)
+            await ranks[0].publish(batch)
+            await asyncio.sleep(0.3)
+            assert not at.status().index_blocks
+            await ranks[1].publish(batch)
+            await at.until(lambda: at.status().index_blocks == 3)
+            assert at.status().trust == "learned"
+    finally:
+        for rank in ranks:
+            await rank.close()
+        ranks[0]._context.destroy(linger=0)
 
 
 async def test_evictions_are_followed(tmp_path: Path) -> None:
