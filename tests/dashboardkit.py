@@ -40,9 +40,6 @@ class Feeds:
     def lists(self) -> list[Any]:
         return []
 
-    def resync(self, worker: WorkerId) -> None:
-        """Nobody to ask."""
-
 
 class Scene:
     """A fleet that has served ``requests`` in the last quarter of an hour."""
