@@ -1,5 +1,5 @@
-"""Does a replay foretell what another policy does? Chats are recorded under ``cost`` on fake workers,
-replayed under ``round_robin``, and served under ``round_robin``; the two means are set side by side.
+"""Does a replay foretell what another policy does? Chats are recorded under ``cost`` on fake
+workers, replayed under ``round_robin``, and served so; the two means are set side by side.
 
     python bench/replay.py --rounds 5
 
