@@ -150,9 +150,15 @@ async def test_who_joins_late_learns_the_whole_past_from_the_replay(tmp_path: Pa
 async def test_who_joins_late_without_a_replay_says_so_until_the_cache_was_filled_anew(
     tmp_path: Path,
 ) -> None:
-    async with lab(tmp_path, emulated(replay=False, blocks=100), before=warm_up) as at:
+    settings = emulated(replay=False, blocks=100, form="array")
+    async with lab(tmp_path, settings, before=warm_up) as at:
         await at.until(lambda: "before is not known" in at.status().trust_reason)
         assert at.status().trust == "learned"
+        # Learned from its answer; of its eviction the events will only give a name without meaning.
+        body = {"model": "emulated", "max_tokens": 1, "prompt": "a river " * 40}
+        async with at.session.post(f"{at.gateway.url}/v1/completions", json=body) as reply:
+            assert (await reply.json())["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert at.status().index_blocks > 10
         for number in range(10):
             await at.say(f"{number} " + "prompt that fills the pool " * 15, "x")
         await at.until(at.exact)
