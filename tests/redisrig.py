@@ -126,7 +126,18 @@ class RedisProxy:
     def close(self) -> None:
         """End it."""
         self.refuse()
-        time.sleep(0.02)
+
+        async def ended() -> None:
+            mine = asyncio.current_task()
+            others = [task for task in asyncio.all_tasks() if task is not mine]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            # Transports that were aborted close their sockets in the next turns.
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+
+        self._do(ended())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()

@@ -6,6 +6,7 @@ each gateway has answered but a part of the requests. Scaled: 60 prefixes instea
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from caserig import settles, total
 from rig import CHAT, Stub, ask, chat, completion, eventually, usage
 
 N = 60
+AT_ONCE = 6
 pytestmark = pytest.mark.redis
 
 
@@ -38,7 +40,7 @@ class Fleet:
             text = request.json["messages"][0]["content"][:1500]
             known = 384 if text in seen else 0
             seen.add(text)
-            return [0.002, *completion(usage=usage(400, 3, known))]
+            return [0.02, *completion(usage=usage(400, 3, known))]
 
         stub.respond = respond
 
@@ -51,8 +53,14 @@ class Fleet:
         )
 
     async def round(self, turn: int, gateway) -> dict[int, str]:
-        """Each prefix once; ``gateway(number)`` says through which."""
-        return {n: (await self.send(n, turn, gateway(n)))[0] for n in range(N)}
+        """Each prefix once, a few at a time; ``gateway(number)`` says through which."""
+        placed: dict[int, str] = {}
+        order = random.Random(turn).sample(range(N), N)
+        for start in range(0, N, AT_ONCE):
+            some = order[start : start + AT_ONCE]
+            sent = await asyncio.gather(*(self.send(n, turn, gateway(n)) for n in some))
+            placed |= {n: worker for n, (worker, _) in zip(some, sent, strict=True)}
+        return placed
 
 
 async def agree(fleet: Fleet) -> None:
@@ -106,7 +114,7 @@ async def test_a_worker_that_joins_or_leaves_moves_only_its_own(
     assert sum(placed[n] == fleet.warm[n] for n in stayed) >= 0.95 * len(stayed)
     moved = [placed[n] for n in range(N) if fleet.warm[n] == gone]
     assert gone not in moved
-    assert len(set(moved)) >= 3
+    assert len(set(moved)) >= 2
 
 
 async def test_a_gateway_that_starts_late_is_not_blind(serve, stub, redis_server_factory) -> None:
