@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hmac import compare_digest
 from random import Random
 from urllib.parse import unquote
 
@@ -26,6 +25,7 @@ from gateway.httpserver import check_json, json_answer
 from gateway.pipeline import CLIENT_CLOSED, Pipeline
 from gateway.router import Router
 from gateway.telemetry import PrometheusSink
+from gateway.tenancy import Tenants
 from gateway.wire.answers import WireClient
 from gateway.wire.request import ServerRequest
 from gateway.wire.server import ServerConnection
@@ -115,11 +115,12 @@ class App:
         metrics: PrometheusSink,
         readiness: Callable[[], Readiness],
         access: AccessLog,
+        tenants: Tenants,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipeline, self._router, self._metrics = pipeline, router, metrics
         self._readiness, self._clock = readiness, clock
-        self.reconfigure(config, access)
+        self.reconfigure(config, access, tenants)
         self._created = int(time.time())
         self._log = structlog.get_logger("headwater.app")
         self._ids = Random(os.urandom(32))
@@ -131,10 +132,10 @@ class App:
         self.draining = False
         """New requests are turned away."""
 
-    def reconfigure(self, config: ListenConfig, access: AccessLog) -> None:
+    def reconfigure(self, config: ListenConfig, access: AccessLog, tenants: Tenants) -> None:
         """Other keys, limits and lines in the log for the requests to come."""
         self._access = access
-        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._tenants = tenants
         self._max_body = int(config.max_body_mib * 2**20)
 
     async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
@@ -215,18 +216,15 @@ class App:
                 self.idle.set()
 
     def _authenticate(self, headers: Mapping[str, str]) -> str:
-        """Whose key it is: ``key1`` for the first of ``listen.api_keys``, and so on; empty if none
-        is needed."""
-        if not self._keys:
+        """Name of the tenant whose key it is; empty if none is needed."""
+        if not self._tenants.needed:
             return ""
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        sent = given.encode("utf-8", "surrogateescape")
-        # All keys are compared, so that the time does not tell which one was close.
-        found = [number for number, key in enumerate(self._keys, 1) if compare_digest(sent, key)]
-        if not found:
+        tenant = self._tenants.of_key(given.encode("utf-8", "surrogateescape"))
+        if tenant is None:
             raise Unauthorized("A valid API key is required.")
-        return f"key{found[0]}"
+        return tenant.name
 
     def _read(self, route: str, request: ServerRequest) -> Answer:
         if request.method not in ("GET", "HEAD"):

@@ -34,6 +34,7 @@ from gateway.openers import (
     check_config,
     open_ledger,
     open_stream,
+    open_tenants,
     open_trace,
     open_upstream,
     report_of,
@@ -46,6 +47,7 @@ from gateway.reload import Changes, compare
 from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
+from gateway.tenancy import Meters, shared_caches
 from gateway.trust import TrustChange, mistrust
 from gateway.upstream import Timeouts
 from gateway.wire.server import WireServer
@@ -118,6 +120,8 @@ class Gateway:
             sinks.append(self._ledger)
         if self._stream is not None:
             sinks.append(self._stream)
+        self._meters = Meters()
+        self._tenants = open_tenants(config, self._meters)
         self.pipeline = Pipeline(
             Parts(
                 router=self.router,
@@ -126,6 +130,7 @@ class Gateway:
                 metrics=metrics,
                 sinks=sinks,
                 config=config,
+                tenants=self._tenants,
                 traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
                 gate=gate,
@@ -134,7 +139,13 @@ class Gateway:
         )
         self._access = open_access_log(config.log)
         self.app = App(
-            config.listen, self.pipeline, self.router, metrics, self.readiness, self._access
+            config.listen,
+            self.pipeline,
+            self.router,
+            metrics,
+            self.readiness,
+            self._access,
+            self._tenants,
         )
         report = report_of(config.ledger, self._ledger) if self._ledger is not None else None
         self.admin = Admin(
@@ -198,7 +209,10 @@ class Gateway:
             notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
         notes += [f"discovery.{one.source}: {one.fault}" for one in self.feeds.lists() if one.fault]
         notes.extend(self.config_notes())
-        notes.extend(mistrust(self.router.workers(time.monotonic())))
+        workers = self.router.workers(time.monotonic())
+        notes.extend(mistrust(workers))
+        if self._tenants.isolating:
+            notes.extend(shared_caches(workers))
         for model in self.router.models():
             profile = self.router.profile(model)
             if profile is None or profile.adapter:
@@ -224,8 +238,9 @@ class Gateway:
             self._access.close()
             self._access = open_access_log(config.log)
         self._config = config
-        self.pipeline.reconfigure(config)
-        self.app.reconfigure(config.listen, self._access)
+        self._tenants = open_tenants(config, self._meters)
+        self.pipeline.reconfigure(config, self._tenants)
+        self.app.reconfigure(config.listen, self._access, self._tenants)
         if changes.touches("workers."):
             self.feeds.replace_static(config.workers)
         if changes.touches("discovery."):

@@ -242,6 +242,28 @@ class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
 
 
+class TenancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose requests are kept apart, and how much each tenant may ask. See docs/tenants.md."""
+
+    keys_file: Annotated[
+        str, doc("TOML file of API keys (SHA-256) with their tenants; beside listen.api_keys.")
+    ] = ""
+    isolation: Annotated[
+        Literal["auto", "off"],
+        doc("auto: once there are API keys, tenants share no cached prefixes; off: all share all."),
+    ] = "auto"
+    requests_per_minute: Annotated[
+        NonNegative, doc("Of a tenant without a limit of its own, per gateway; 0 = no limit.")
+    ] = 0.0
+    prompt_tokens_per_minute: Annotated[
+        NonNegative, doc("Of a tenant without a limit of its own, per gateway; 0 = no limit.")
+    ] = 0.0
+    concurrent: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)],
+        doc("Requests of a tenant at a time, per gateway; 0 = no limit."),
+    ] = 0
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything ``headwater gateway`` can be told."""
 
@@ -252,6 +274,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admission: AdmissionConfig = AdmissionConfig()
     render: RenderConfig = RenderConfig()
     ledger: LedgerConfig = LedgerConfig()
+    tenancy: TenancyConfig = TenancyConfig()
     redis: RedisConfig = RedisConfig()
     deployment: DeploymentConfig = DeploymentConfig()
     log: LogConfig = LogConfig()

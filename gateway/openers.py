@@ -10,9 +10,11 @@ from gateway.admin import Report, check_token
 from gateway.config import GatewayConfig, LedgerConfig
 from gateway.discovery.static import static_listing
 from gateway.feeds.sources import make_sources
+from gateway.keysfile import default_limits, read_keys
 from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
 from gateway.plugins import all_policies
+from gateway.tenancy import Meters, Tenants, plain_keys
 from gateway.tracesink import TraceSink
 from gateway.upstream import Upstream
 from gateway.upstream_aiohttp import AiohttpUpstream
@@ -26,6 +28,7 @@ def check_config(config: GatewayConfig) -> None:
     check_token(config)
     all_policies(config.routing)
     static_listing(config.workers)
+    read_keys(config.tenancy)
     make_sources(config.discovery, clock=time.monotonic, rng=Random())
     if config.ledger.decisions and not config.ledger.trace:
         raise ConfigError("ledger.decisions", True, "needs [ledger] trace, beside which they lie")
@@ -39,6 +42,17 @@ def check_config(config: GatewayConfig) -> None:
         if not config.deployment.secret:
             reason = "needs [deployment] secret, which keys its hashes in all gateways alike"
             raise ConfigError("ledger.stream_records", config.ledger.stream_records, reason)
+
+
+def open_tenants(config: GatewayConfig, meters: Meters) -> Tenants:
+    """Who may ask.
+
+    :raises ConfigError: the file of keys makes no sense.
+    """
+    tenancy = config.tenancy
+    keys = plain_keys(config.listen.api_keys, default_limits(tenancy)) | read_keys(tenancy)
+    isolate = tenancy.isolation == "auto"
+    return Tenants(keys, config.deployment.hash_key, isolate=isolate, meters=meters)
 
 
 def open_upstream(config: GatewayConfig) -> Upstream:

@@ -22,10 +22,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from gateway import attempt, refusals, work
 from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
 from gateway.decision import AttemptEnd, Reject, Route
+from gateway.engines.base import Salting
 from gateway.engines.catalogue import engine
 from gateway.exchange import Client, ClientGone, Inbound, error_answer
 from gateway.gate import Gate, Shed
@@ -36,14 +39,17 @@ from gateway.retries import RetryBudget
 from gateway.router import Router
 from gateway.streaming import error_event
 from gateway.telemetry import PrometheusSink, RecordSink
+from gateway.tenancy import Tenants
 from gateway.upstream import Timeouts, Upstream, UpstreamError
 from gateway.work import Work
 from shared import openai
-from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity
-from shared.jsonsplice import apply
-from shared.openai import RouteKind, Usage
+from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
+from shared.jsonsplice import Edit, apply, set_member
+from shared.openai import GenerateRequest, RouteKind, Usage
 from shared.types import WorkerId
 
+SALTED = frozenset({"/v1/responses", "/v1/messages"})
+"""Routes that generate and are passed on without a look inside; engines take a salt there too."""
 CLIENT_CLOSED = 499
 """Status in records for a client that left before it had its answer."""
 
@@ -59,6 +65,7 @@ class Parts:
     sinks: Sequence[RecordSink]
     """Each gets every record; ``metrics`` is one of them."""
     config: GatewayConfig
+    tenants: Tenants
     traces: Sequence[Callable[[Route | None, RequestRecord], None]] = ()
     """Told about each attempt with the decision behind it; None: the request was rejected."""
     suspect: Callable[[WorkerId], None] = lambda worker: None
@@ -81,12 +88,13 @@ class Pipeline:
         self._traces, self._recalling = parts.traces, parts.recalling
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
+        self._tenants = parts.tenants
         self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
         self._running: set[Work] = set()
 
-    def reconfigure(self, config: GatewayConfig) -> None:
+    def reconfigure(self, config: GatewayConfig, tenants: Tenants) -> None:
         """Other settings for the requests to come. Times on workers stay as they are."""
-        self._config = config
+        self._config, self._tenants = config, tenants
         self._gate.reconfigure(config.admission)
 
     async def generate(self, inbound: Inbound, kind: RouteKind, client: Client) -> None:
@@ -97,20 +105,49 @@ class Pipeline:
         if request.model is None:
             raise BadRequest("'model' is required.", param="model", code="model_not_found")
         inbound.model = request.model
-        profile = self._router.profile(request.model)
+        request = self._scoped(inbound, request)
+        profile = self._router.profile(inbound.model)
         prompt = await self._prompts.read(request, profile) if profile is not None else None
         if prompt is not None and prompt.n_tokens:
             self._metrics.decision("tokenize", prompt.seconds)
         if prompt is not None and prompt.keys:
             self._metrics.decision("hash", prompt.hash_s)
-        await self._run(work.generation(inbound, request, prompt, self._config), client)
+        item = work.generation(inbound, request, prompt, self._config)
+        item.salt = self._salt_to_send(inbound, openai.own_salt(request))
+        await self._metered(item, client)
+
+    def _salt_to_send(self, inbound: Inbound, own: str) -> str:
+        """What replaces the client's own salt in the body; empty: nothing does."""
+        salt = self._tenants.salt(inbound.tenant, own)
+        return "" if salt == own else salt
+
+    def _scoped(self, inbound: Inbound, request: GenerateRequest) -> GenerateRequest:
+        """The request under its tenant's salt."""
+        salt = self._tenants.salt(inbound.tenant, request.cache_salt or "")
+        if salt == (request.cache_salt or ""):
+            return request
+        return msgspec.structs.replace(request, cache_salt=salt)
+
+    async def _metered(self, item: Work, client: Client) -> None:
+        """Serve it if its tenant may ask so much. Raises ``RateLimited``."""
+        tenant, now = item.inbound.tenant, self._clock()
+        try:
+            self._tenants.enter(tenant, item.query.prompt_tokens, now)
+        except RateLimited as error:
+            raise self._rejected(item, Reject(error, "tenant_limit")) from None
+        try:
+            await self._run(item, client)
+        finally:
+            self._tenants.leave(tenant)
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
         models = [name for name in self._router.models() if self._router.parent(name) is None]
         item = work.relayed(inbound, models, self._config)
         inbound.model = item.query.model
-        await self._run(item, client)
+        if inbound.route in SALTED:
+            item.salt = self._salt_to_send(inbound, work.own_salt(inbound.body))
+        await self._metered(item, client)
 
     def abort_all(self) -> None:
         """End all running answers with an error (the time to drain is over)."""
@@ -209,9 +246,15 @@ class Pipeline:
     def _body(self, item: Work) -> bytes:
         """The body with what this worker's engine needs besides."""
         lease = item.lease
-        if lease is None or item.request is None or lease.worker not in self._recalling:
+        if lease is None:
             return item.body
-        return apply(item.body, engine(lease.engine).edits(item.body, recall=True))
+        adapter = engine(lease.engine)
+        edits: list[Edit] = []
+        if item.request is not None and lease.worker in self._recalling:
+            edits += adapter.edits(item.body, recall=True)
+        if item.salt and adapter.salting is Salting.ROOT:
+            edits += set_member(item.body, "cache_salt", msgspec.json.encode(item.salt))
+        return apply(item.body, edits) if edits else item.body
 
     def _decide(self, item: Work) -> Route | Reject:
         begun = self._clock()

@@ -18,7 +18,7 @@ from shared.layers import leaves, struct_of
 
 RELOADABLE = (
     *("workers.urls", "workers.request_timeout_s", "discovery."),
-    "admission.",
+    *("admission.", "tenancy."),
     *("routing.policy", "routing.options", "routing.allow_policy_header", "routing.retries"),
     *("routing.prefix_hash_tokens", "routing.prefix_hash_load_factor"),
     *("listen.max_body_mib", "listen.headers", "listen.api_keys", "listen.drain_s"),

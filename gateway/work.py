@@ -43,6 +43,8 @@ class Work:
     timeout_s: float
     show: bool
     """Tell the client what was decided."""
+    salt: str = ""
+    """Goes into the body in place of the client's own where the engine understands it."""
     tried: list[WorkerId] = field(default_factory=list)
     route: Route | None = None
     lease: Lease | None = None
@@ -122,6 +124,18 @@ def generation(
 
 class _Named(msgspec.Struct):
     model: str | None = None
+
+
+class _Salted(msgspec.Struct):
+    cache_salt: str | None = None
+
+
+def own_salt(body: bytes) -> str:
+    """The client's own salt in a body that is not looked into further; empty without one."""
+    try:
+        return msgspec.json.decode(body, type=_Salted).cache_salt or ""
+    except (msgspec.DecodeError, RecursionError):
+        return ""
 
 
 def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> Work:

@@ -104,6 +104,12 @@ def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
     )
 
 
+def own_salt(request: GenerateRequest) -> str:
+    """The ``cache_salt`` that stands in the body, whatever the request was scoped to since."""
+    own: str | None = request.fields.get("cache_salt")
+    return own or ""
+
+
 def _ending(fields: dict[str, Any]) -> tuple[bool, bool]:
     """(add a generation prompt, continue the last message)."""
     proceed = bool(fields.get("continue_final_message"))

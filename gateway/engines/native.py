@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.engines.base import Salting
 from gateway.engines.plain import PlainEngine
 
 
@@ -9,3 +10,4 @@ class Native(PlainEngine):
     """Its info, load and events are read by ``gateway/feeds`` as they are."""
 
     name = "headwater"
+    salting = Salting.ROOT

@@ -22,6 +22,7 @@ from gateway.records import Outcome, RequestRecord
 from gateway.router import Router
 from gateway.routing.catalogue import make_policies
 from gateway.telemetry import PrometheusSink
+from gateway.tenancy import Meters, Tenants
 from gateway.upstream import UpstreamBroken, UpstreamConnectError, UpstreamTimeout
 from shared.errors import ApiError, BadRequest, ModelNotFound, NoCapacity
 from shared.load import WorkerInfo
@@ -163,6 +164,7 @@ class Bench:
                 metrics=metrics,
                 sinks=[metrics, self.kept],
                 config=config,
+                tenants=Tenants({}, b"", isolate=True, meters=Meters()),
                 suspect=self.suspected.append,
                 clock=lambda: self.now,
             )
