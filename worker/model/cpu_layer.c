@@ -35,6 +35,15 @@ struct step {
     int64_t rows;
 };
 
+#define AHEAD 4096 /* bytes */
+
+/* Fetches the beginning of weights that are read next: a stream of addresses starts slowly. Both
+ * kinds of weights have their address first. */
+INLINE void fetch_weights(const void *weights) {
+    const char *begin = *(const char *const *)weights;
+    for (int i = 0; i < AHEAD; i += 64) __builtin_prefetch(begin + i, 0, 2);
+}
+
 /* out = x / sqrt(mean(x^2) + eps) * weight; with `more`, x += more before. */
 INLINE void norm(float *x, const float *more, const float *weight, float *out, int64_t size, float eps) {
     vec squares = (vec){};
@@ -83,10 +92,12 @@ static void heads_of_row(const struct layer *layer, const struct step *step, int
 /* From x to queries, and keys and values in the pool. Returns what a product returned. */
 int headwater_before_attention(const struct layer *layer, const struct step *step) {
     const int64_t hidden = layer->hidden;
+    fetch_weights(layer->qkv);
     for (int64_t row = 0; row < step->rows; row++)
         norm(step->x + row * hidden, NULL, layer->norm_before, step->normed + row * hidden, hidden,
              layer->eps);
     if (layer->multiply(layer->qkv, step->normed, hidden, step->qkv, step->rows, layer->threads)) return 1;
+    fetch_weights(layer->o);
     for (int64_t row = 0; row < step->rows; row++) heads_of_row(layer, step, row);
     return 0;
 }
@@ -107,11 +118,13 @@ int headwater_after_attention(const struct layer *layer, const struct step *step
     if (layer->multiply(layer->o, step->attended, layer->heads * layer->dim, step->normed, rows,
                         layer->threads))
         return 1;
+    fetch_weights(layer->gate_up);
     for (int64_t row = 0; row < rows; row++) {
         float *normed = step->normed + row * hidden;
         norm(step->x + row * hidden, normed, layer->norm_after, normed, hidden, layer->eps);
     }
     if (layer->multiply(layer->gate_up, step->normed, hidden, step->gate_up, rows, layer->threads)) return 1;
+    fetch_weights(layer->down);
     for (int64_t row = 0; row < rows; row++) {
         float *gate = step->gate_up + row * 2 * between;
         gated(gate, gate + between, between);
