@@ -38,8 +38,7 @@ class GenerationRequest:
     """Scope of the adapter that answers; ``scope_root`` is made with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one step added to an answer. The counts are totals so far, not increments.
 
     ``text`` may be empty (an unfinished character, a possible stop string, a special token) and may

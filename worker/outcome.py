@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from worker.sequence import FinishReason, Sequence, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOut:
+class TokenOut(msgspec.Struct, frozen=True):
     """What a step did to one sequence."""
 
     seq: Sequence

@@ -132,28 +132,35 @@ void headwater_store(float *cache, int64_t slots, const float *new, int64_t head
                    (size_t)dim * sizeof(float));
 }
 
+#define STRETCH 512
+
 /* best[r] is the largest of row r and where[r] the first place it has; not a number if one is not */
 void headwater_argmax(const float *x, int64_t x_stride, int64_t rows, int64_t size, float *best,
                       int64_t *where) {
     for (int64_t r = 0; r < rows; r++, x += x_stride) {
-        vec high = (vec){} - INFINITY;
-        ivec odd = (ivec){};
-        int64_t i = 0;
-        for (; i + 16 <= size; i += 16) {
-            const vec v = load(x + i);
-            high = larger(v, high);
-            odd |= v != v;
-        }
-        float top = largest_of(high)[0];
+        float top = -INFINITY;
+        int64_t first = 0; /* of the stretch with the largest */
         int strange = 0;
-        for (int lane = 0; lane < 16; lane++) strange |= odd[lane];
-        for (; i < size; i++) {
-            top = x[i] > top ? x[i] : top;
-            strange |= x[i] != x[i];
+        for (int64_t start = 0; start < size; start += STRETCH) {
+            const int64_t end = start + STRETCH < size ? start + STRETCH : size;
+            vec high = (vec){} - INFINITY;
+            ivec odd = (ivec){};
+            int64_t i = start;
+            for (; i + LANES <= end; i += LANES) {
+                const vec v = load(x + i);
+                high = larger(v, high);
+                odd |= v != v;
+            }
+            float here = largest_of(high)[0];
+            for (int lane = 0; lane < LANES; lane++) strange |= odd[lane];
+            for (; i < end; i++) {
+                here = x[i] > here ? x[i] : here;
+                strange |= x[i] != x[i];
+            }
+            if (here > top) top = here, first = start;
         }
-        int64_t at = 0;
-        while (at + 1 < size && x[at] != top) at++;
+        while (first + 1 < size && x[first] != top) first++;
         best[r] = strange ? NAN : top;
-        where[r] = at;
+        where[r] = first;
     }
 }

@@ -266,9 +266,10 @@ class TorchRunner:
         if logits is not None:
             return logits
         batch = self._batch(plan)
+        if not any(chunk.adapter for chunk in plan.chunks):
+            return self._loaded.forward(batch)
         with self.adapters.applied(plan, batch):
-            changed = any(chunk.adapter for chunk in plan.chunks)
-            return self._loaded.forward(batch, changed=changed)
+            return self._loaded.forward(batch, changed=True)
 
     def logits_by_modules(self, plan: StepPlan) -> Tensor:
         """As :meth:`logits`, by the model's own modules, each of which sees its rows."""

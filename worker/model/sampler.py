@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 
 import torch
@@ -59,8 +60,11 @@ class Sampler:
             return Sampled({}, {}, {})
         adjusted = self._adjust(logits, chunks)
         best, picked = self._largest(adjusted)
-        raw = best if adjusted is logits else logits.amax(-1)  # a mask may hide what is no number
-        good = ((raw < torch.inf) & (best < torch.inf)).tolist()
+        highest = best.tolist()  # a float is compared faster than a tensor of one
+        good = [value < inf for value in highest]
+        if adjusted is not logits:  # a mask may hide what is no number
+            raw = logits.amax(-1).tolist()
+            good = [fine and value < inf for fine, value in zip(good, raw, strict=True)]
         if not all(good):
             return self._without_failed(logits, chunks, good)
         random_rows = [row for row, chunk in enumerate(chunks) if not chunk.params.greedy]
