@@ -251,6 +251,10 @@ async def test_it_says_when_it_was_cut_short(stub, serve, dial, log) -> None:
     await reads(client, 2)
     client.close()
     await eventually(lambda: worker.seen[0].closed_at is not None)
-    lines = [json.loads(line) for line in log.getvalue().splitlines()]
-    told = [line for line in lines if line["event"] == "request"]
-    assert [line["outcome"] for line in told] == ["client_gone"]
+
+    def told() -> list[str]:
+        lines = [json.loads(line) for line in log.getvalue().splitlines()]
+        return [line["outcome"] for line in lines if line["event"] == "request"]
+
+    await eventually(told)
+    assert told() == ["client_gone"]

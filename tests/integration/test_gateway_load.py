@@ -59,7 +59,8 @@ async def test_a_client_that_leaves_frees_the_worker_at_once(stub, serve, dial) 
         await eventually(lambda seen=seen: seen.closed_at is not None, 1.0)
         assert seen.closed_at - left < 0.3
         assert served.inflight() == 0
-    await eventually(lambda: worker.open_connections <= 6)
+    # What is still open are the few that probes of several paths keep.
+    await eventually(lambda: worker.open_connections <= 12)
 
 
 @pytest.mark.parametrize("body", [chat(), chat(stream=True)])
