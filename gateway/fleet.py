@@ -10,6 +10,7 @@ from gateway.booking import Booking
 from gateway.decision import Booked, ModelProfile
 from gateway.member import Member
 from gateway.routing.base import Trust, WorkerState, WorkerView
+from gateway.routing.outputs import Outputs
 from gateway.routing.pressure import Pressure
 from gateway.routing.rates import RateBook
 from shared.load import WorkerInfo
@@ -21,8 +22,6 @@ SETTLED_S = 30.0
 """So long a worker that joins a pool is new there: compiling, filling its caches."""
 _NEW_PACE = 0.5
 """Its assumed speed meanwhile, as a share of what is known of it or its pool."""
-_OUTPUT_WEIGHT = 0.05
-_FIRST_OUTPUT = 128.0
 _MIN_OUTPUT = 16.0
 _VIEW_LASTS_S = 0.05
 
@@ -50,7 +49,7 @@ class Fleet:
         self._departed: dict[WorkerId, Member] = {}
         self._serving: dict[str, list[Member]] = {}
         self._peers: dict[str, tuple[float, Mapping[WorkerId, Booked]]] = {}
-        self._outputs: dict[str, float] = {}
+        self.outputs = Outputs()
         self._pressure = Pressure()
         self._views: dict[WorkerId, _KeptView] = {}
 
@@ -187,7 +186,7 @@ class Fleet:
         token_s = member.token_s()
         fresh = member.newcomer and now - member.joined < SETTLED_S
         pace = self._rates.s_per_token(member.pool, member.id)
-        turnover_s = token_s * max(_MIN_OUTPUT, self.mean_output(member.pool))
+        turnover_s = token_s * max(_MIN_OUTPUT, self.outputs.usual(member.pool))
         return WorkerView(
             id=member.id,
             state=member.state(now),
@@ -235,15 +234,6 @@ class Fleet:
         if booked:
             self._peers[gateway] = (now, dict(booked))
 
-    def mean_output(self, pool: str) -> float:
-        """Usual length of an answer, tokens."""
-        return self._outputs.get(pool, _FIRST_OUTPUT)
-
-    def observe_output(self, pool: str, tokens: int) -> None:
-        """An answer has ended."""
-        mean = self.mean_output(pool)
-        self._outputs[pool] = mean + _OUTPUT_WEIGHT * (tokens - mean)
-
     def _peer_work(self, worker: WorkerId, now: float) -> Booked:
         prefill_s, tokens, count = 0.0, 0, 0
         for at, told in self._peers.values():
@@ -266,4 +256,4 @@ class Fleet:
             for name in member.adapters.keys() - models:
                 self._serving.setdefault(name, []).append(member)
         pools = {member.pool for member in self._members.values()}
-        self._outputs = {pool: mean for pool, mean in self._outputs.items() if pool in pools}
+        self.outputs.keep(pools)

@@ -63,7 +63,7 @@ class Outcomes:
         member, query, usage = attempt.member, attempt.route.query, end.usage
         output = usage.completion if usage is not None else end.output_tokens
         if end.outcome is Outcome.OK:
-            self._fleet.observe_output(member.pool, output)
+            self._fleet.outputs.observe(member.pool, query.tenant, output)
         if end.itl_s is not None:
             member.observe_tpot(end.itl_s)
         if self._fleet.get(member.id) is not member:

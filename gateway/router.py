@@ -379,7 +379,7 @@ class Router:
         )
 
     def _expected_output(self, query: Query, pool: str) -> int:
-        usual = int(self._fleet.mean_output(pool))
+        usual = int(self._fleet.outputs.usual(pool, query.tenant))
         return min(query.max_tokens, usual) if query.max_tokens else usual
 
     def _describe(self, member: Member, now: float) -> WorkerStatus:

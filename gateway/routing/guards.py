@@ -4,7 +4,6 @@ prefix must pay, and stale entries can heal."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
 from statistics import median
 
 import xxhash
@@ -39,17 +38,20 @@ def held_back(candidates: Sequence[Candidate]) -> list[int]:
 def paid_back(
     candidates: Sequence[Candidate], on_its_way_s: Callable[[Candidate], float]
 ) -> Sequence[Candidate]:
-    """The candidates, with no more ``shared_tokens`` than a further copy there pays back.
+    """The candidates; while a prefix is on its way to the best holder, with no more
+    ``shared_tokens`` than a second copy beside it pays back.
 
-    It saves those who come after, as many as have come so far, the queue at the best holder. What
-    of that queue is the prefix itself on its way is no reason for another copy: it ends with it.
-    Where no holder has a queue, the prefix has all the holders that it needs. Pure.
+    It saves those who come after, as many as have come so far, the queue at that holder. What of
+    that queue is the prefix itself is no reason to compute it elsewhere too: it ends with it. Pure.
 
     :param on_its_way_s: seconds that computing a candidate's promised tokens takes.
     """
-    if not any(item.shared_tokens for item in candidates):
+    holders = [item for item in candidates if item.shared_tokens < GRANULE / 2]
+    if len(holders) == len(candidates) or not holders:
         return candidates
-    queue = min(_queue_s(item, on_its_way_s) for item in candidates)
+    if not all(item.promised_tokens for item in holders):
+        return candidates
+    queue = min(item.worker.booked_prefill_s - on_its_way_s(item) for item in holders)
     found: list[Candidate] = []
     for item in candidates:
         worker = item.worker
@@ -60,14 +62,6 @@ def paid_back(
         else:
             found.append(item)
     return found
-
-
-def _queue_s(item: Candidate, on_its_way_s: Callable[[Candidate], float]) -> float:
-    """How long a request waits there for others; endless where the prefix is missing."""
-    if item.shared_tokens >= GRANULE / 2:
-        return inf
-    waiting = item.worker.booked_prefill_s
-    return max(0.0, waiting - on_its_way_s(item)) if item.promised_tokens else waiting
 
 
 def explored(query: Query, scored: list[Scored]) -> list[Scored]:
