@@ -28,10 +28,10 @@ from gateway.feeds.tending import Tender
 from gateway.feeds.zmqstream import RankStream, Told, What
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
-from shared.blocks import Scope, stride_of
-from shared.events import CacheEvent, EventBatch
+from shared.blocks import Scope, pack_keys, stride_of
+from shared.events import CacheEvent, EventBatch, Snapshot
 from shared.load import WorkerInfo
-from shared.types import Epoch, WorkerId
+from shared.types import Epoch, Tier, WorkerId
 
 WAIT_S = 0.5
 RETRY_S = 5.0
@@ -243,11 +243,17 @@ class EngineFeeds:
 
     def _look_for_turnover(self, following: _Following, rank: _Rank) -> None:
         """Once as many blocks have come as there is room for, what was there before is gone, but
-        for what is in constant use, and that the answers have shown meanwhile."""
+        for what is in constant use. What was learned of that before gives way to what was told:
+        nobody could say when it is evicted."""
         followed = self._replica.get(following.worker)
         room = 0 if followed is None else followed.info.blocks_total
-        if room and rank.keys.stats.stored - rank.stored_before >= room:
-            rank.complete = True
+        if not room or rank.keys.stats.stored - rank.stored_before < room:
+            return
+        rank.complete = True
+        if following.merge is None:
+            held = rank.keys.contents()
+            told = [Snapshot(pack_keys(held[tier]), tier) for tier in (Tier.GPU, Tier.HOST)]
+            self._emit(following, [*told])
 
     def _resize(
         self, following: _Following, rank: _Rank, frame: Frame, now: float

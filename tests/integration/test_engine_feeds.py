@@ -15,7 +15,7 @@ from enginekit import Lab, emulated, lab
 
 from gateway.emulators import Emulator, eventforms, publisher
 from gateway.emulators.cache import CacheNews
-from gateway.feeds import zmqstream
+from gateway.feeds import enginefeed, roads, zmqstream
 from shared.openai import RouteKind, parse
 
 STATED_S = 3.0
@@ -23,6 +23,14 @@ STATED_S = 3.0
 LINGER_S = 1.1
 """What was promised counts for a second after its attempt."""
 SYSTEM = "You are the keeper of the river. " * 12
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that are usually half a second apart."""
+    monkeypatch.setattr(zmqstream, "POLL_S", 0.05)
+    monkeypatch.setattr(enginefeed, "WAIT_S", 0.05)
+    monkeypatch.setattr(roads, "TICK_S", 0.05)
 
 
 async def talk(at: Lab, turns: int = 3) -> None:
