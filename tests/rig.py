@@ -447,14 +447,16 @@ class RawClient:
         self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + (body or b""))
         await self.writer.drain()
 
-    async def read(self) -> Reply:
-        """Read one whole answer."""
+    async def read(self, *, bodyless: bool = False) -> Reply:
+        """Read one whole answer, or only its head."""
         raw = await self.reader.readuntil(b"\r\n\r\n")
         first, *lines = raw[:-4].decode("latin-1").split("\r\n")
         headers = [(n, v.strip()) for n, _, v in (line.partition(":") for line in lines)]
         reply = Reply(int(first.split(" ")[1]), headers, b"", complete=True)
         if reply.status == 100:
-            return await self.read()
+            return await self.read(bodyless=bodyless)
+        if bodyless:
+            return reply
         try:
             if (reply.header("transfer-encoding") or "").lower() == "chunked":
                 async for piece in self.chunks():
@@ -491,15 +493,22 @@ class RawClient:
 
 
 async def ask(
-    url: str, target: str, body: Any = None, *headers: tuple[str, str], method: str | None = None
+    url: str,
+    target: str,
+    body: Any = None,
+    *headers: tuple[str, str],
+    method: str | None = None,
+    bodyless: bool = False,
 ) -> Reply:
-    """One request on a connection of its own; a body that is not bytes is sent as JSON."""
+    """One request on a connection of its own; a body that is not bytes is sent as JSON.
+
+    ``bodyless``: whatever the answer announces, it has no body (HEAD).
+    """
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     client = await RawClient.connect(url)
     try:
-        return await client.ask(
-            method or ("GET" if data is None else "POST"), target, data, *headers
-        )
+        await client.send(method or ("GET" if data is None else "POST"), target, data, *headers)
+        return await client.read(bodyless=bodyless)
     finally:
         client.close()
 
