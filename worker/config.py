@@ -52,7 +52,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_kernels: Annotated[
         bool,
         doc(
-            "On a CPU in float32, compile two small kernels (products with few rows, attention of "
+            "On a CPU in float32, compile small kernels (products with few rows, attention of "
             "decodes) with the C compiler that is there; without one torch's own functions serve."
         ),
     ] = True

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 16") /* or sums would lie in memory */
 #define LANES 16
 
 typedef float vec __attribute__((vector_size(64)));
