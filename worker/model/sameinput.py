@@ -30,15 +30,18 @@ class SharedProduct:
     def of(self, x: Tensor, part: int) -> Tensor:
         """Output of layer ``part`` for ``x``; the caller may change it."""
         if len(self._widths) == 1:
-            return self.product(x)
+            return self._compute(x)
         if x is not self._input or self._outputs[part] is None:
-            self._input, self._outputs = x, [*self.product(x).split_with_sizes(self._widths, -1)]
+            self._input, self._outputs = x, [*self._compute(x).split_with_sizes(self._widths, -1)]
         output = self._outputs[part]
         assert output is not None
         self._outputs[part] = None  # handed out once: it may be changed in place
         if not any(rest is not None for rest in self._outputs):
             self._input = None
         return output
+
+    def _compute(self, x: Tensor) -> Tensor:
+        return self.product(x)
 
 
 class SharingLinear(nn.Linear):
