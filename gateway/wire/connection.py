@@ -116,6 +116,8 @@ class Connection(asyncio.Protocol):
         """The exchange is over; whether the connection can serve another one."""
         self.busy = False
         usable = self.complete and self._keep and not self._extra and not self.lost
+        if usable and self._transport is not None and self._transport.get_write_buffer_size():
+            usable = False  # answered before it was read: another request would wait behind it
         if not usable:
             self.abort()
         return usable

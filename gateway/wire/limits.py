@@ -16,6 +16,9 @@ MAX_HEAD_BYTES = 65_536
 MAX_PIPELINED = 16
 """Requests that may wait on one connection behind the one being answered."""
 BACKLOG = 4096
+STALL_S = 60.0
+"""A client that takes in nothing of its answer for so long has left: the connection is cut, and the
+worker's answer with it."""
 WRITE_BYTES = 65_536
 """What may lie unsent for a slow reader before its answer is read no further."""
 

@@ -78,9 +78,19 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Wait for a slow reader; returns at once in the usual case, and if it has left."""
-        if self._drained is not None and not self.lost:
-            await self._drained
+        """Wait for a slow reader; returns at once in the usual case, and if it has left.
+
+        One that takes in nothing at all for :data:`limits.STALL_S` is cut.
+        """
+        while (drained := self._drained) is not None and not self.lost:
+            unsent = self._left_to_send()
+            await asyncio.wait((drained,), timeout=limits.STALL_S)
+            if not drained.done() and self._left_to_send() >= unsent:
+                self.abort()
+                return
+
+    def _left_to_send(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Cut the connection, so that nothing incomplete looks complete."""
@@ -99,10 +109,20 @@ class ServerConnection(asyncio.Protocol):
         return self._task
 
     def close(self) -> None:
-        """Close after what has been written."""
+        """Close after what has been written; cut if the client takes in nothing of it for long."""
         self._closing = True
-        if self._transport is not None:
-            self._transport.close()
+        if self._transport is None or self.lost:
+            return
+        self._transport.close()
+        self._unsent = self._left_to_send()
+        if self._unsent:
+            self._linger = self._loop.call_later(limits.STALL_S, self._still_closing)
+
+    def _still_closing(self) -> None:
+        if self._left_to_send() < self._unsent:
+            self.close()
+        else:
+            self.abort()
 
     def cancel(self) -> None:
         """End the handler and the connection."""

@@ -301,6 +301,25 @@ async def test_settling(client: Upstream, rest: bytes, kept: bool) -> None:
         assert (server.connections == 1) is kept
 
 
+async def test_an_answer_before_the_end_of_a_request_ends_the_connection(client: Upstream) -> None:
+    """What is still to be sent would stand before the next request."""
+
+    async def play(
+        server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"Content-Length: 2\r\n" in head:
+            await reader.readexactly(2)
+        writer.write(OK)
+        await server.left.wait()  # reads no more
+
+    async with Server(play) as server:
+        assert (await call(client, server.url, bytes(64 << 20)))[2] == b"ok"
+        async with asyncio.timeout(10):
+            assert (await call(client, server.url))[2] == b"ok"
+        assert server.connections == 2
+
+
 async def test_many_calls_at_once(client: Upstream) -> None:
     async with Server(says(OK, pause=0.05)) as server:
         answers = await asyncio.gather(*[call(client, server.url) for _ in range(200)])

@@ -46,6 +46,8 @@ class Echo:
                 for byte in body:
                     await client.write(bytes([byte]))
                 await client.finish()
+            elif request.path == "/large":
+                await client.send(Answer(200, bytes(16 << 20)))
             elif request.path == "/flood":
                 await client.start(200, [])
                 while True:
@@ -292,6 +294,50 @@ async def test_a_client_that_reads_nothing_holds_little(echo: tuple[Echo, int]) 
     writer.close()
     async with asyncio.timeout(5):
         await server.gone.wait()
+
+
+STALLED = {
+    "in a stream": GET.replace(b"/b", b"/flood"),
+    "after a whole answer": GET.replace(b"/b", b"/large"),
+    "after the last answer": CLOSE.replace(b"/last", b"/large"),
+    "of an old client": b"GET /large HTTP/1.0\r\n\r\n",
+    "refused after an answer": GET.replace(b"/b", b"/large") + b"no HTTP\r\n\r\n",
+    "with an unread body": b"POST /large HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n123456789",
+    "with too many in line": GET.replace(b"/b", b"/large") * 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", STALLED)
+async def test_a_client_that_takes_in_nothing_is_cut(
+    echo: tuple[Echo, int], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for name in ("STALL_S", "HEAD_S", "LINGER_S"):
+        monkeypatch.setattr(limits, name, 0.2)
+    server, port = echo
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(STALLED[how])
+    await reader.read(10)
+    assert server.server.connections
+    async with asyncio.timeout(10):
+        while server.server.connections:  # noqa: ASYNC110 - a plain set
+            await asyncio.sleep(0.02)
+    writer.transport.abort()
+
+
+async def test_a_slow_client_that_takes_in_something_is_not_cut(
+    echo: tuple[Echo, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STALL_S", "HEAD_S"):
+        monkeypatch.setattr(limits, name, 1.0)
+    _, port = echo
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 18)
+    writer.write(STALLED["after the last answer"])
+    got = 0
+    while piece := await reader.read(1 << 20):
+        got += len(piece)
+        await asyncio.sleep(0.02)
+    assert got > 16 << 20
+    writer.close()
 
 
 async def test_too_many_requests_in_line_close_the_connection(echo: tuple[Echo, int]) -> None:
