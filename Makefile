@@ -30,7 +30,7 @@ up: $(STAMP) ## a local cluster on a real model: http://127.0.0.1:8000 (ARGS="--
 	@exec $(BIN)/headwater up $(ARGS)
 
 test: setup ## unit, contract, property and integration tests
-	$(PYTEST) tests -m "not compose and not browser" $(ARGS)
+	@scripts/test.sh $(BIN)/python $(ARGS)
 
 test-slow: setup ## property tests with thirty times as many examples
 	HEADWATER_TEST_DEPTH=30 $(PYTEST) tests/properties tests/gateway/test_feeds_replica.py --timeout 3600 $(ARGS)

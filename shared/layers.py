@@ -23,7 +23,7 @@ from shared.errors import ConfigError
 ENV_PREFIX = "HEADWATER_"
 
 PROCESS_SECTIONS = frozenset(
-    {"listen", "workers", "discovery", "routing", "render", "ledger"}
+    {"listen", "workers", "discovery", "routing", "render", "ledger", "admission", "tenancy"}
     | {"model", "cache", "schedule", "fake", "serve"}
 )
 """Sections that only one kind of process has. An environment is often shared by several processes,
