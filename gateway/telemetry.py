@@ -223,10 +223,12 @@ class FleetCollector(Collector):
         lag.add_metric([], self._stats.index_lag_s)
         up = _gauge("redis_up", "1 if the shared state is followed.")
         up.add_metric([], float(self._stats.redis_up))
+        shared = _gauge("redis_configured", "1 if there is shared state to follow.")
+        shared.add_metric([], float(self._stats.redis_configured))
         listed = _gauge("discovery_up", "1 if a list of workers can be read.", "source")
         for one in self._lists():
             listed.add_metric([one.source.value], float(not one.fault))
-        return [inflight, state, trust, parity, blocks, host_blocks, queue, lag, up, listed]
+        return [inflight, state, trust, parity, blocks, host_blocks, queue, lag, up, shared, listed]
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -44,6 +44,9 @@ LABELS = {
     "index_host_blocks": "worker",
     "index_lag_seconds": "",
     "redis_up": "",
+    "redis_configured": "",
+    "engine_stream_total": "what",
+    "engine_streams": "",
     "retries_total": "reason",
     "shed_total": "reason",
 }
