@@ -62,6 +62,15 @@ def hit_depth(flow: TokenFlow) -> str:
     return "full" if flow.delivered >= flow.prompt - flow.tail else "partial"
 
 
+def lookup(flow: TokenFlow) -> str:
+    """What the look-up of a request's prefix came to: why affinity worked, or did not. Pure."""
+    if flow.prompt <= flow.tail:
+        return "too_short"
+    if flow.available <= flow.isolation:
+        return "nothing_known"
+    return "chosen" if flow.captured else "not_chosen"
+
+
 class PrometheusSink:
     """Counters and histograms of requests and attempts."""
 
@@ -84,6 +93,7 @@ class PrometheusSink:
         self._prompt = counter("prompt_tokens", "Prompt tokens, as engines say.", "model", "source")
         self._overlap = counter("overlap_tokens", "Known prompt tokens.", "model", "stage")
         self._loss = counter("loss_tokens", "Prompt tokens computed again.", "model", "reason")
+        self._lookups = counter("lookups", "Requests by what was known.", "model", "result")
         self._retries = counter("retries", "Attempts after the first.", "reason")
         self._shed = counter("shed", "Requests that no worker could take.", "reason")
         self._ttft = histogram(
@@ -115,6 +125,7 @@ class PrometheusSink:
         model = self._label(record.model)
         flow = record.flow
         self._total.observe(record.total_s, (model,))
+        self._lookups.add((model, lookup(flow)))
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s, (model, hit_depth(flow)))
         if record.itl_s is not None:

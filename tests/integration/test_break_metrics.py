@@ -28,6 +28,7 @@ LABELS = {
     "prompt_tokens_total": "model source",
     "overlap_tokens_total": "model stage",
     "loss_tokens_total": "model reason",
+    "lookups_total": "model result",
     "ttft_seconds": "model hit",
     "itl_seconds": "model",
     "request_seconds": "model",
@@ -53,6 +54,7 @@ LABELS = {
 VALUES = {
     ("prompt_tokens_total", "source"): {"cached", "computed"},
     ("overlap_tokens_total", "stage"): {"available", "captured", "delivered"},
+    ("lookups_total", "result"): {"too_short", "nothing_known", "not_chosen", "chosen"},
     ("ttft_seconds", "hit"): {"none", "partial", "full"},
     ("decision_seconds", "stage"): {"parse", "tokenize", "hash", "lookup", "rank"},
     ("worker_trust", "state"): {"exact", "learned", "blind"},
