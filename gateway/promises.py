@@ -65,7 +65,7 @@ class Promises:
             if left:
                 counts[key] = left
             else:
-                del counts[key]
+                counts.pop(key)  # `del` of a Counter is a call in Python
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone or empty: so is all that was promised there."""

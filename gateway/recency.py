@@ -61,8 +61,11 @@ class Recency:
         """
         use, known = self._new_use(), self._keys
         distinct = dict.fromkeys(keys, use)
-        before = Counter(map(known.get, distinct))
-        new = [key for key in distinct if key not in known] if before.pop(None, 0) else []
+        before: Counter[_Use | None] = Counter()
+        new = list(distinct)
+        if not known.keys().isdisjoint(distinct):
+            before.update(map(known.get, distinct))
+            new = [key for key in distinct if key not in known] if before.pop(None, 0) else []
         known.update(distinct)
         nameless = range(self._unnamed - unnamed, self._unnamed)
         known.update(dict.fromkeys(nameless, use))
@@ -119,7 +122,7 @@ class Recency:
 
     def _take(self, use: _Use, most: int) -> list[int]:
         """Take the first ``most`` keys of a use out."""
-        order = self._own(use, use.order)
+        order = use.order if len(use.order) == use.keys else self._own(use, use.order)
         gone = order[:most]
         for key in gone:
             del self._keys[key]

@@ -1,7 +1,7 @@
 """The upstream client of the hot path: pooled HTTP/1.1 connections, one exchange at a time on each.
 
 What a call costs here is a head put together, one write, and what llhttp's callbacks take
-(docs/adr/0010-relay.md). Semantics: :mod:`gateway.upstream`.
+(docs/adr/0017-relay.md). Semantics: :mod:`gateway.upstream`.
 """
 
 from __future__ import annotations
