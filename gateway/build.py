@@ -36,6 +36,7 @@ from gateway.openers import (
     open_stream,
     open_tenants,
     open_trace,
+    open_tracing,
     open_upstream,
     report_of,
 )
@@ -87,6 +88,7 @@ class Gateway:
         self._ledger = open_ledger(config)
         self._stream = open_stream(config)
         self._trace = open_trace(config)
+        self._spans = open_tracing(config)
         self.upstream = open_upstream(config)
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
@@ -134,6 +136,7 @@ class Gateway:
                 traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
                 gate=gate,
+                spans=self._spans,
                 recalling=self.feeds.book.recalling,
             )
         )
@@ -296,3 +299,5 @@ class Gateway:
             await asyncio.to_thread(self._stream.close)
         if self._trace is not None:
             await asyncio.to_thread(self._trace.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)

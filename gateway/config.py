@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shared.settings import DeploymentConfig, LogConfig, RedisConfig, doc
+from shared.settings import DeploymentConfig, LogConfig, RedisConfig, TelemetryConfig, doc
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -264,6 +264,15 @@ class TenancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
 
 
+class TracingConfig(TelemetryConfig, frozen=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces; needs the extra ``otel``."""
+
+    sample: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=1)],
+        doc("Share of requests that begin a trace here; those that come with one follow it."),
+    ] = 1.0
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything ``headwater gateway`` can be told."""
 
@@ -278,3 +287,4 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: RedisConfig = RedisConfig()
     deployment: DeploymentConfig = DeploymentConfig()
     log: LogConfig = LogConfig()
+    telemetry: TracingConfig = TracingConfig()

@@ -14,6 +14,7 @@ from gateway.keysfile import default_limits, read_keys
 from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
 from gateway.plugins import all_policies
+from gateway.spans import Tracing
 from gateway.tenancy import Meters, Tenants, plain_keys
 from gateway.tracesink import TraceSink
 from gateway.upstream import Upstream
@@ -21,6 +22,7 @@ from gateway.upstream_aiohttp import AiohttpUpstream
 from gateway.wire.client import WireUpstream
 from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
+from shared.spans import open_export
 
 
 def check_config(config: GatewayConfig) -> None:
@@ -58,6 +60,12 @@ def open_tenants(config: GatewayConfig, meters: Meters) -> Tenants:
 def open_upstream(config: GatewayConfig) -> Upstream:
     """What calls workers."""
     return AiohttpUpstream() if config.workers.http_client == "aiohttp" else WireUpstream()
+
+
+def open_tracing(config: GatewayConfig) -> Tracing | None:
+    """The export of spans, if a collector is named."""
+    export = open_export(config.telemetry.otlp_endpoint, "headwater-gateway")
+    return None if export is None else Tracing(export, Random(), config.telemetry.sample)
 
 
 def open_ledger(config: GatewayConfig) -> LedgerSink | None:

@@ -37,6 +37,7 @@ from gateway.records import Outcome, RequestRecord
 from gateway.refusals import AttemptFailed
 from gateway.retries import RetryBudget
 from gateway.router import Router
+from gateway.spans import Tracing
 from gateway.streaming import error_event
 from gateway.telemetry import PrometheusSink, RecordSink
 from gateway.tenancy import Tenants
@@ -72,6 +73,7 @@ class Parts:
     """Told about a worker that failed."""
     recalling: Collection[WorkerId] = ()
     """Workers of which it is not known all that they hold (``Engine.edits``)."""
+    spans: Tracing | None = None
     clock: Callable[[], float] = time.monotonic
     budget: RetryBudget = field(default_factory=RetryBudget)
     gate: Gate | None = None
@@ -86,6 +88,7 @@ class Pipeline:
         self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
         self._traces, self._recalling = parts.traces, parts.recalling
+        self._spans = parts.spans
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._tenants = parts.tenants
@@ -159,6 +162,8 @@ class Pipeline:
     async def _run(self, item: Work, client: Client) -> None:
         """All attempts of one request, and every way out of them."""
         item.task = asyncio.current_task()
+        if self._spans is not None:
+            item.trace = self._spans.begin(item.inbound.headers)
         self._running.add(item)
         self._budget.request()
         try:
@@ -226,8 +231,9 @@ class Pipeline:
     async def _attempt(self, item: Work, client: Client) -> AttemptFailed | None:
         """One attempt; None if the client has an answer (be it one that ends in an error event)."""
         assert item.lease is not None
+        headers = item.headers if item.trace is None else item.trace.outgoing(item.headers)
         call = self._upstream.open(
-            item.lease.url, item.path, item.headers, self._body(item), timeouts=self._timeouts
+            item.lease.url, item.path, headers, self._body(item), timeouts=self._timeouts
         )
         try:
             async with call as response:
@@ -347,3 +353,5 @@ class Pipeline:
         route = item.route if record.attempt else None
         for trace in self._traces:
             trace(route, record)
+        if item.trace is not None:
+            item.trace.keep(record)

@@ -15,6 +15,7 @@ from gateway.exchange import KEPT_FROM_WORKERS, Answer, Headers, Inbound, end_to
 from gateway.prompts import Prompt
 from gateway.router import Lease
 from gateway.routing.base import Query
+from gateway.spans import RequestTrace
 from gateway.streaming import StreamTap
 from shared import openai
 from shared.blocks import GRANULE
@@ -53,6 +54,8 @@ class Work:
     tap: StreamTap | None = None
     task: asyncio.Task[object] | None = None
     aborted: bool = False
+    trace: RequestTrace | None = None
+    """It is traced: a span for it and for each attempt."""
 
     @property
     def expected_tokens(self) -> int:

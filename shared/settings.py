@@ -53,6 +53,18 @@ class DeploymentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.secret or self.name).encode()
 
 
+class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces; needs the extra ``otel``."""
+
+    otlp_endpoint: Annotated[
+        str,
+        doc(
+            "URL that a collector takes traces at, OTLP over HTTP, e.g. "
+            "http://otel:4318/v1/traces; empty: none are made."
+        ),
+    ] = ""
+
+
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Log lines go to stderr, one JSON object each, or readable text on a terminal."""
 

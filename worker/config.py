@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shared.settings import DeploymentConfig, LogConfig, RedisConfig, doc
+from shared.settings import DeploymentConfig, LogConfig, RedisConfig, TelemetryConfig, doc
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Whole = Annotated[int, msgspec.Meta(ge=0)]
@@ -161,3 +161,4 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: RedisConfig = RedisConfig()
     deployment: DeploymentConfig = DeploymentConfig()
     log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

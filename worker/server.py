@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 from typing import TypeVar, cast
 
 import structlog
@@ -21,6 +22,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from shared.errors import ConfigError
+from shared.spans import open_export
 from shared.types import WorkerId
 from worker.admin import admin_app, check_exposure
 from worker.build import (
@@ -42,6 +44,7 @@ from worker.routes_generate import GenerateRoutes
 from worker.routes_meta import MetaRoutes
 from worker.routes_native import NativeRoutes
 from worker.service import Loaded, Service
+from worker.tracing import closing, traced
 from worker.web import echo_request_id, errors_as_json, require_bearer
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")
@@ -72,6 +75,7 @@ class WorkerServer:
         check_cache(config)
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
+        self._spans = open_export(config.telemetry.otlp_endpoint, "headwater-worker")
         self._stopping = asyncio.Event()
         self._runners: list[web.ServerRunner] = []
         self._log = structlog.get_logger("worker.server")
@@ -130,11 +134,15 @@ class WorkerServer:
     def _public_app(self) -> web.Application:
         serve = self._config.serve
         middlewares: list[Middleware] = [errors_as_json]
+        if self._spans is not None:
+            middlewares.insert(0, traced(self._spans, Random()))
         if serve.api_keys:
             middlewares.append(require_bearer(serve.api_keys, OPEN_PATHS))
         limit = int(serve.max_body_mib * (1 << 20))
         app = web.Application(client_max_size=limit, middlewares=middlewares)
         app.on_response_prepare.append(echo_request_id)
+        if self._spans is not None:
+            app.on_cleanup.append(closing(self._spans))
         MetaRoutes(self._service, limit).add_to(app)
         NativeRoutes(self._service).add_to(app)
         GenerateRoutes(self._service, limit).add_to(app)
