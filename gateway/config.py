@@ -264,15 +264,6 @@ class TenancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0
 
 
-class TracingConfig(TelemetryConfig, frozen=True, forbid_unknown_fields=True):
-    """OpenTelemetry traces; needs the extra ``otel``."""
-
-    sample: Annotated[
-        Annotated[float, msgspec.Meta(ge=0, le=1)],
-        doc("Share of requests that begin a trace here; those that come with one follow it."),
-    ] = 1.0
-
-
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything ``headwater gateway`` can be told."""
 
@@ -287,4 +278,4 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: RedisConfig = RedisConfig()
     deployment: DeploymentConfig = DeploymentConfig()
     log: LogConfig = LogConfig()
-    telemetry: TracingConfig = TracingConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -63,6 +63,13 @@ class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "http://otel:4318/v1/traces; empty: none are made."
         ),
     ] = ""
+    sample: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=1)],
+        doc(
+            "Share of requests without a trace that begin one, in the gateway; a worker begins "
+            "none. Those that come with one follow it."
+        ),
+    ] = 1.0
 
 
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

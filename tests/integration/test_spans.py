@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from random import Random
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
@@ -17,9 +18,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from rig import CHAT, answer, ask, chat, completion, eventually
 
+from gateway.config import GatewayConfig
 from gateway.spans import Tracing
 from shared.errors import ConfigError
+from shared.settings import load
 from shared.spans import Parent, open_export, read_parent
+from worker.config import WorkerConfig
 from worker.tracing import closing, traced
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -182,6 +186,19 @@ async def test_a_worker_goes_on_with_the_context(collector: Collector) -> None:
     [span] = collector.spans()
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, CALLER)
     assert said(span) == {"http.route": CHAT, "http.response.status_code": 200}
+
+
+def test_one_environment_serves_gateway_and_worker() -> None:
+    """`headwater up` hands its own to both: a key that only one knows would stop the other."""
+    ours = {field.name: field.type for field in msgspec.structs.fields(GatewayConfig)}
+    theirs = {field.name: field.type for field in msgspec.structs.fields(WorkerConfig)}
+    both = ours.keys() & theirs.keys()
+    assert both >= {"redis", "deployment", "log", "telemetry"}
+    for section in both:
+        assert ours[section].__struct_fields__ == theirs[section].__struct_fields__, section
+    env = {"HEADWATER_TELEMETRY__SAMPLE": "0.5"}
+    assert load(GatewayConfig, file=None, env=env, flags={}).telemetry.sample == 0.5
+    assert load(WorkerConfig, file=None, env=env, flags={}).telemetry.sample == 0.5
 
 
 def test_an_endpoint_that_is_none_is_refused() -> None:
