@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm docs clean
+.PHONY: help setup up test test-slow test-browser test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -79,6 +79,14 @@ proof: setup ## greedy output against transformers, cached answers against uncac
 MINUTES ?= 30
 storm: $(STAMP) ## random load with faults, invariants checked after every step (MINUTES=30)
 	$(BIN)/python -P bench/storm.py --minutes $(MINUTES) $(ARGS)
+
+CHAOS_MINUTES ?= 3
+chaos: $(STAMP) ## everything around a gateway breaks under load: nothing may be lost or leak (CHAOS_MINUTES=3)
+	$(BIN)/python -P bench/chaos.py --minutes $(CHAOS_MINUTES) $(ARGS)
+
+SOAK_MINUTES ?= 60
+soak: $(STAMP) ## an hour at 70 % load with light faults: what is held must not grow (SOAK_MINUTES=60)
+	$(BIN)/python -P bench/soak.py --minutes $(SOAK_MINUTES) $(ARGS)
 
 docs: $(STAMP) ## regenerate docs/configuration.md, docs/doctor.md and the schema in docs/ledger.md from the code
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig
