@@ -5,6 +5,7 @@ Headers are lists of pairs. Hop-by-hop headers, and those named by ``Connection`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,7 +77,7 @@ def error_answer(error: ApiError) -> Answer:
     """The OpenAI-shaped JSON answer of an error, with an honest ``Retry-After``."""
     headers = [("Content-Type", "application/json")]
     if error.retry_after_s is not None:
-        headers.append(("Retry-After", str(max(1, round(error.retry_after_s)))))
+        headers.append(("Retry-After", str(max(1, math.ceil(error.retry_after_s)))))
     return Answer(error.status, msgspec.json.encode(error.body()), headers)
 
 

@@ -59,7 +59,7 @@ def read_keys(config: TenancyConfig) -> dict[bytes, Tenant]:
         told = msgspec.convert(tomllib.loads(path.read_text()), _File)
     except OSError as error:
         raise ConfigError(KEY, str(path), error.strerror or "cannot be read") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         # A message about a value may quote it, and the value may be a key.
         raise ConfigError(KEY, str(path), f"is not valid: {_without_values(error)}") from error
     found: dict[bytes, Tenant] = {}
@@ -107,4 +107,4 @@ def _tenant(name: str, told: _Tenant, config: TenancyConfig) -> Tenant:
 def _without_values(error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         return str(error).splitlines()[0]
-    return "no valid TOML" if isinstance(error, tomllib.TOMLDecodeError) else "no UTF-8"
+    return "no UTF-8" if isinstance(error, UnicodeDecodeError) else "no valid TOML"

@@ -15,7 +15,7 @@ from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
 from gateway.plugins import all_policies
 from gateway.spans import Tracing
-from gateway.tenancy import Meters, Tenants, plain_keys
+from gateway.tenancy import Meters, Tenant, Tenants, plain_keys
 from gateway.tracesink import TraceSink
 from gateway.upstream import Upstream
 from gateway.upstream_aiohttp import AiohttpUpstream
@@ -30,7 +30,7 @@ def check_config(config: GatewayConfig) -> None:
     check_token(config)
     all_policies(config.routing)
     static_listing(config.workers)
-    read_keys(config.tenancy)
+    _all_keys(config)
     make_sources(config.discovery, clock=time.monotonic, rng=Random())
     if config.ledger.decisions and not config.ledger.trace:
         raise ConfigError("ledger.decisions", True, "needs [ledger] trace, beside which they lie")
@@ -51,10 +51,20 @@ def open_tenants(config: GatewayConfig, meters: Meters) -> Tenants:
 
     :raises ConfigError: the file of keys makes no sense.
     """
-    tenancy = config.tenancy
-    keys = plain_keys(config.listen.api_keys, default_limits(tenancy)) | read_keys(tenancy)
-    isolate = tenancy.isolation == "auto"
+    isolate = config.tenancy.isolation == "auto"
+    keys = _all_keys(config)
     return Tenants(keys, config.deployment.hash_key, isolate=isolate, meters=meters)
+
+
+def _all_keys(config: GatewayConfig) -> dict[bytes, Tenant]:
+    """Of both lists. Salts and limits go by name, so no name may stand for two tenants."""
+    plain = plain_keys(config.listen.api_keys, default_limits(config.tenancy))
+    named = read_keys(config.tenancy)
+    twice = {one.name for one in plain.values()} & {one.name for one in named.values()}
+    if twice:
+        reason = f"tenant '{min(twice)}' is the name of a key in listen.api_keys: choose another"
+        raise ConfigError("tenancy.keys_file", config.tenancy.keys_file, reason)
+    return plain | named
 
 
 def open_upstream(config: GatewayConfig) -> Upstream:

@@ -104,7 +104,7 @@ def _sglang(model: str, probe: Probe) -> Conversation:
         return refusal
     try:
         completion = msgspec.json.decode(reply.body, type=_Completion)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return Answer(missing="the completion tells no usage")
     return Answer(count=completion.usage.prompt_tokens)
 
@@ -118,7 +118,7 @@ def _llamacpp(probe: Probe) -> Conversation:
             return refusal
         try:
             text = msgspec.json.decode(reply.body, type=_Rendered).prompt
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return Answer(missing=_short(f"/apply-template cannot be read: {error}"))
     return _read_tokens((yield Ask("/tokenize", {"content": text, **_TEXT})))
 
@@ -136,7 +136,7 @@ def _tgi(probe: Probe) -> Conversation:
             listed = msgspec.json.decode(reply.body, type=_TgiChat).tokenize_response
         else:
             listed = msgspec.json.decode(reply.body, type=list[_TgiToken])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return Answer(missing=_short(f"{path} cannot be read: {error}"))
     return Answer([token.id for token in listed])
 
@@ -147,7 +147,7 @@ def _read_tokens(reply: Reply) -> Answer:
         return refusal
     try:
         return Answer(msgspec.json.decode(reply.body, type=_Tokens).tokens)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return Answer(missing=_short(f"/tokenize cannot be read: {error}"))
 
 
@@ -172,7 +172,7 @@ def message(body: bytes) -> str:
     """What an error body says: OpenAI's form, FastAPI's, or TGI's; empty if it says nothing."""
     try:
         value: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""
     for name in ("error", "message", "detail"):
         while isinstance(value, dict) and name in value:

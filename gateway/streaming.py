@@ -244,7 +244,7 @@ def _without_usage(text: str) -> bytes:
     """A chunk without its usage; all other values stay byte for byte, if they are strict JSON."""
     try:
         fields: dict[str, Any] = _decode_fields(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         fields = json.loads(text)
         del fields["usage"]
         return json.dumps(fields).encode()

@@ -197,7 +197,10 @@ class TraceDecoder:
 
         :raises ValueError: torn or garbled, or it refers to a line that is not there.
         """
-        read = self._decode(line)
+        try:
+            read = self._decode(line)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
         try:
             packed = b64decode(read.keys, validate=True)
         except Base64Error as error:

@@ -78,7 +78,7 @@ def decode_bundle(data: bytes) -> TokenizerBundle:
     """Inverse of :func:`encode_bundle`; raises :class:`BundleError`."""
     try:
         return msgspec.msgpack.decode(data, type=TokenizerBundle)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BundleError(f"not a tokenizer bundle: {error}") from None
 
 
@@ -139,7 +139,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         decoded = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}") from error
     if not isinstance(decoded, dict):
         raise BundleError(f"{path} is no JSON object")
@@ -184,7 +184,7 @@ def _adds_bos(config: dict[str, Any], tokenizer_json: str, bos: str | None) -> b
         return explicit and bos is not None
     try:
         head = msgspec.json.decode(tokenizer_json, type=_Head)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BundleError(f"tokenizer.json cannot be read: {error}") from None
     return bos is not None and _begins_with(head.post_processor, bos)
 

@@ -13,6 +13,7 @@ HeadwaterError
     |-- PayloadTooLarge       413
     |-- UnsupportedMediaType  415
     |-- RateLimited           429    has retry_after_s
+    |-- HeadTooLarge          431
     |-- InternalError         500    ours
     |-- UpstreamFailed        502    the worker's
     |-- NoCapacity            503    has retry_after_s
@@ -135,6 +136,13 @@ class UnsupportedMediaType(ApiError):
     """415: the body is not declared as JSON."""
 
     status = 415
+    type = "invalid_request_error"
+
+
+class HeadTooLarge(ApiError):
+    """431: the request line and its headers are over the limit."""
+
+    status = 431
     type = "invalid_request_error"
 
 

@@ -79,7 +79,7 @@ def read_toml(file: Path) -> dict[str, Any]:
             return tomllib.load(stream)
     except OSError as error:
         raise ConfigError("file", str(file), error.strerror or "cannot be read") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError("file", str(file), f"is not valid TOML: {error}") from error
 
 
@@ -216,7 +216,7 @@ def _coerce(path: str, one: Given, base: Any) -> Any:
     if container is dict or (container in (list, tuple) and text.lstrip().startswith("[")):
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise _error(path, one, f"is not valid JSON: {error}") from None
     if container in (list, tuple):
         return [item.strip() for item in text.split(",") if item.strip()]

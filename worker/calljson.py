@@ -93,7 +93,7 @@ def _string(quoted: str) -> str:
     """The value of a JSON string; empty, which no function is called, if it is none."""
     try:
         return msgspec.json.decode(quoted, type=str)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return ""
 
 

@@ -53,7 +53,7 @@ def read_defaults(folder: str) -> SamplingDefaults:
         return OPENAI
     try:
         given = msgspec.json.decode(path.read_bytes(), type=_Given)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         reason = f"{path}: {error}; 'none' leaves the file out"
         raise ConfigError("model.generation_config", "auto", reason) from error
     found = {

@@ -52,7 +52,7 @@ def bench(
         typer.Option(
             help="Policies, with commas: each serves the same load in turns, with other text so "
             "that none finds the others' caches. The gateway must allow it "
-            "([routing] allow_policy_header).",
+            "(\\[routing] allow_policy_header).",
             show_default=False,
         ),
     ] = "",
@@ -150,7 +150,7 @@ def _earlier(path: Path) -> BenchResult:
         return msgspec.json.decode(path.read_bytes(), type=BenchResult)
     except OSError as error:
         raise ConfigError("--against", str(path), error.strerror or str(error)) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError("--against", str(path), f"is no result of bench: {error}") from error
 
 

@@ -35,7 +35,7 @@ def emulate(
     ] = None,
     save_tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Folder to write its tokenizer to, for [render] tokenizers."),
+        typer.Option(help="Folder to write its tokenizer to, for \\[render] tokenizers."),
     ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per block or page.")] = 16,
     blocks: Annotated[int, typer.Option(help="Blocks of KV memory.")] = 4096,

@@ -146,7 +146,7 @@ def read_request(source: str) -> bytes:
         raise ConfigError("REQUEST", source, f"cannot be read: {error.strerror}") from error
     try:
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("REQUEST", source, f"is no JSON: {error}") from error
     if not isinstance(fields, dict) or not fields.keys() & {"messages", "prompt"}:
         reason = 'is no request: a JSON object with "messages" or "prompt" is needed'
@@ -203,7 +203,7 @@ def decode(answer: bytes) -> Explanation:
     """
     try:
         return msgspec.json.decode(answer, type=Explanation)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ExplainFailed(f"this is no answer of a gateway's admin listener: {error}") from error
 
 

@@ -53,7 +53,7 @@ def _from_gateway(client: httpx.Client, name: str) -> tuple[list[dict[str, Any]]
     try:
         found = msgspec.json.decode(response.content, type=dict[str, list[dict[str, Any]]])
         return found["attempts"], ""
-    except (msgspec.DecodeError, KeyError):
+    except (msgspec.DecodeError, RecursionError, KeyError):
         return [], f"{client.base_url} is no gateway's admin address"
 
 

@@ -181,7 +181,7 @@ _Answer = TypeVar("_Answer", Stats, Who, Flushed)
 def _show(answer: bytes, kind: type[_Answer], form: str, text: Any) -> None:
     try:
         decoded = msgspec.json.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         _fail(f"this is no answer of a gateway's admin listener: {error}")
     if form == "json":
         typer.echo(msgspec.json.format(answer, indent=2).decode())

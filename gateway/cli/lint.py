@@ -83,6 +83,8 @@ def lint(
         prompts = list(read_prompts(_lines(file)))
     except LintError as error:
         raise ConfigError("FILE.jsonl", str(file), str(error)) from error
+    if not prompts:
+        raise ConfigError("FILE.jsonl", str(file), "there is no request in it")
     settings = Settings(
         least_tokens=min_tokens,
         prefill_tokens_per_s=prefill_rate,

@@ -65,6 +65,6 @@ def _options(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _value(text: str) -> bool | int | float | str:
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return text
     return value if isinstance(value, bool | int | float) else text

@@ -30,8 +30,8 @@ def replay(
         Path,
         typer.Argument(
             metavar="LEDGER",
-            help="A gateway's ledger folder with the traces it kept ([ledger] trace, and decisions "
-            "for decisions that are taken again), or one of those files.",
+            help="A gateway's ledger folder with the traces it kept (\\[ledger] trace, and "
+            "decisions for decisions that are taken again), or one of those files.",
         ),
     ],
     policy: Annotated[

@@ -38,7 +38,7 @@ def simulate(
         typer.Argument(
             metavar="TRACE",
             help="A request trace, JSON lines, .gz too; or a gateway's ledger folder with the "
-            "traces it kept ([ledger] trace).",
+            "traces it kept (\\[ledger] trace).",
         ),
     ],
     workers: Annotated[int, typer.Option(help="How many workers.")],

@@ -74,7 +74,7 @@ def _decode(data: bytes, suffix: str) -> Any:
         if suffix == ".json":
             return msgspec.json.decode(data)
         return tomllib.loads(data.decode("utf-8"))
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(KEY, suffix[1:], f"cannot be read: {error}") from None
 
 

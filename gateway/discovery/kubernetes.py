@@ -150,7 +150,7 @@ class KubernetesList:
                 body = b"".join([part async for part in parts])
             try:
                 page = msgspec.json.decode(body, type=SliceList)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise KubeError(f"the list of EndpointSlices cannot be read: {error}") from error
             found += page.items or []
             more = page.metadata.continue_ or ""
@@ -193,7 +193,7 @@ class KubernetesList:
                 mark = msgspec.json.decode(event.object, type=_Bookmark)
                 return mark.metadata.resourceVersion
             one = msgspec.json.decode(event.object, type=Slice)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise KubeError(f"an event of the watch cannot be read: {error}") from error
         if event.type == "DELETED":
             self._store.drop(one.metadata.name)
@@ -248,7 +248,7 @@ class KubernetesList:
 def _event(line: bytes) -> _Event:
     try:
         return msgspec.json.decode(line, type=_Event)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise KubeError(f"an event of the watch cannot be read: {error}") from error
 
 
@@ -257,7 +257,7 @@ def _refusal(status: int, body: bytes) -> Exception:
         return Gone()
     try:
         said = " ".join(msgspec.json.decode(body, type=_Status).message.split())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         said = ""
     reason = f"the API server answered {status} {said}".rstrip()
     if status in (401, 403):

@@ -57,7 +57,7 @@ class RedisDiscovery:
             for name, reply in zip(names, replies, strict=True):
                 try:
                     sighting = self._sighting(name, reply)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, RecursionError):
                     unreadable += 1
                     continue
                 if sighting is not None:

@@ -62,7 +62,7 @@ class GatewayView:
             self._seen = msgspec.json.decode(answer.content, type=_Listed).workers
         except httpx.HTTPError as error:
             return [self._unreachable(str(error) or type(error).__name__)]
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return [self._unreachable(f"this is no admin listener: {error}")]
         self._reached = True
         detail = f"it knows {len(self._seen)} workers"

@@ -103,7 +103,7 @@ async def _complete(
         return Reuse(f"{type(error).__name__}: {error}"[:200])
     try:
         usage = msgspec.json.decode(data, type=_Completion).usage
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return Reuse(f"the answer cannot be read: {error}", skew_s=skew)
     if usage is None:
         return Reuse("the answer has no usage", skew_s=skew)

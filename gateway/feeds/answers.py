@@ -95,7 +95,7 @@ def readiness(ready: Answer, load: WorkerLoad | None) -> Probe:
         return replace(failed("/ready", ready), load=load)
     try:
         reasons = msgspec.json.decode(ready.body, type=_NotReady).reasons
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         reasons = []
     return Probe(False, short("; ".join(reasons) or "not ready"), alive=True, load=load)
 
@@ -106,7 +106,7 @@ def load_of(answer: Answer) -> WorkerLoad | None:
         return None
     try:
         return msgspec.json.decode(answer.body, type=WorkerLoad)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -116,7 +116,7 @@ def models_of(answer: Answer) -> ModelList | Probe:
         return failed("/v1/models", answer)
     try:
         return msgspec.json.decode(answer.body, type=ModelList)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return Probe(False, short(f"/v1/models cannot be read: {error}"))
 
 

@@ -114,7 +114,7 @@ class BookingExchange:
                 continue
             try:
                 booked = decode_bookings(value)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 self._stats.decode_errors += 1
                 continue
             self._heard[peer] = now

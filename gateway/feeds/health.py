@@ -92,7 +92,7 @@ class Prober:
                 info = msgspec.json.decode(answer.body, type=WorkerInfo)
                 fault = info.fault()
                 return Probe(False, f"/headwater/info: {fault}") if fault else info
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 if b'"epoch"' in answer.body:
                     return Probe(False, short(f"/headwater/info cannot be read: {error}"))
         elif answer.status == 0 or answer.status >= 500:

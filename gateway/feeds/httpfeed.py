@@ -84,6 +84,6 @@ async def read_feed(
                     yield decode_batch(frame) if frame else None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise FeedBroken(f"{type(error).__name__}: {error}"[:200]) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise FeedBroken(f"undecodable batch: {error}") from error
     raise FeedBroken("closed by the worker")

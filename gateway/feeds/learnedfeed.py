@@ -123,7 +123,7 @@ class LearnedFeed:
             self._cursors[entry.shard] = entry.id
             try:
                 told = decode(entry.value())
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 self._stats.decode_errors += 1
                 continue
             self._take(told.gateway, told.number, told.fact)

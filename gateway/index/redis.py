@@ -74,7 +74,7 @@ class LogEntry:
         """The batch in it; None if there is something else."""
         try:
             return decode_batch(self.value())
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
 
 

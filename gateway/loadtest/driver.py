@@ -164,7 +164,7 @@ class Driver:
             ) as response:
                 worker = _worker(response)
                 await _read(response, answer)
-        except (UpstreamError, SseEventTooLarge, msgspec.DecodeError) as error:
+        except (UpstreamError, SseEventTooLarge, msgspec.DecodeError, RecursionError) as error:
             answer.error = answer.error or str(error)
         self._keep(answer, worker)
         return None if answer.error else "".join(answer.text)

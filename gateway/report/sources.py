@@ -127,5 +127,5 @@ def _decode(file: Path, number: int, line: bytes) -> RequestRecord | Dropped | B
         return decode_record(line)
     except msgspec.ValidationError as error:
         return BadLine(file, number, False, str(error))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return BadLine(file, number, True, str(error))

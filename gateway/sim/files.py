@@ -42,7 +42,7 @@ def is_recorded(path: Path) -> bool:
         with _open(path) as lines:
             first = next((line for line in islice(lines, 8) if line.strip()), b"")
         msgspec.json.decode(first, type=TraceLine)
-    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
     return True
 

@@ -108,7 +108,7 @@ def read_trace(lines: Iterable[bytes], block_size: int, limit: int = 0) -> Trace
             continue
         try:
             row = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise TraceError(f"line {number} is no request of a trace: {error}") from error
         fault = _fault(row, rows[-1] if rows else row, block_size)
         if fault:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -22,9 +23,16 @@ from gateway.exchange import error_answer
 from gateway.wire import limits
 from gateway.wire.answers import Dates, whole_head
 from gateway.wire.request import ServerRequest
-from shared.errors import BadRequest
+from shared.errors import ApiError, BadRequest, HeadTooLarge
 
 Handler = Callable[[ServerRequest, "ServerConnection"], Awaitable[None]]
+
+_NO_HTTP = BadRequest("The request is not valid HTTP.")
+_HEAD_TOO_LARGE = HeadTooLarge(
+    f"The request line and headers are larger than the limit of {limits.MAX_HEAD_BYTES} bytes."
+)
+_AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+"""What comes before the path in the absolute form."""
 
 
 class ServerConnection(asyncio.Protocol):
@@ -198,7 +206,7 @@ class ServerConnection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def _refuse(self) -> None:
+    def _refuse(self, error: ApiError) -> None:
         """What came is no HTTP, or too much of it. Never quotes what the client sent."""
         self._closing = True
         current = self.current
@@ -210,7 +218,7 @@ class ServerConnection(asyncio.Protocol):
             self._closing = False  # its handler says what is wrong
             current.keep_alive = False
             return
-        answer = error_answer(BadRequest("The request is not valid HTTP."))
+        answer = error_answer(error)
         self.send(whole_head(answer, self.date, close=True) + answer.body)
         self._await_rest(end=True)
 
@@ -230,12 +238,13 @@ class ServerConnection(asyncio.Protocol):
         self._head_bytes += len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self._refuse()
+        except httptools.HttpParserError as error:
+            too_large = isinstance(error.__context__, HeadTooLarge)
+            self._refuse(_HEAD_TOO_LARGE if too_large else _NO_HTTP)
             return
         current = self.current
         if not current.method and self._head_bytes > limits.MAX_HEAD_BYTES:
-            self._refuse()
+            self._refuse(_HEAD_TOO_LARGE)
             return
         current.wake()
         if len(self._line) > 1 and not self._paused and self._transport is not None:
@@ -313,6 +322,11 @@ class ServerConnection(asyncio.Protocol):
         if self._resumes:
             return
         current = self.current
+        if self._head_bytes > limits.MAX_HEAD_BYTES:  # one read may bring more than is allowed
+            pairs = current.headers.items()
+            size = len(current.target) + sum(len(name) + len(value) for name, value in pairs)
+            if size > limits.MAX_HEAD_BYTES:
+                raise _HEAD_TOO_LARGE
         read_head(current, self._parser)
         if len(self._line) >= limits.MAX_PIPELINED:
             self._closing = True
@@ -347,8 +361,8 @@ def read_head(request: ServerRequest, parser: httptools.HttpRequestParser) -> No
     request.keep_alive = parser.should_keep_alive()
     target = request.target
     if not target.startswith("/"):  # the absolute form, as proxies send it
-        rest = target.partition("://")[2]
-        target = "/" + rest.partition("/")[2] if rest else target
+        rest = _AUTHORITY.sub("", target, count=1)
+        target = target if rest == target else rest if rest.startswith("/") else f"/{rest}"
         request.target = target
     request.path = target.partition("?")[0].partition("#")[0]
     length = headers.get("Content-Length")

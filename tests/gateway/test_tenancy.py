@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import TenancyConfig
+from gateway.config import GatewayConfig, ListenConfig, TenancyConfig
+from gateway.exchange import error_answer
 from gateway.keysfile import read_keys
+from gateway.openers import check_config, open_tenants
 from gateway.tenancy import Limits, Meters, Tenant, Tenants, digest, plain_keys
 from shared.errors import ConfigError, RateLimited
 
@@ -63,6 +65,32 @@ def test_a_key_keeps_its_scope_wherever_it_stands() -> None:
     for key in (b"x", b"y"):
         assert one[digest(key)].scope == two[digest(key)].scope
     assert len({tenant.scope for tenant in two.values()}) == 3
+
+
+@pytest.mark.parametrize("name", ["key1", "key2"])
+def test_no_name_stands_for_a_plain_key_and_for_a_tenant_of_the_file(
+    name: str, tmp_path: Path
+) -> None:
+    """Salts and limits go by name: both would share their caches."""
+    file = tmp_path / "keys.toml"
+    config = GatewayConfig(
+        listen=ListenConfig(api_keys=("x", "y")), tenancy=TenancyConfig(keys_file=str(file))
+    )
+    file.write_text('[[keys]]\nkey = "z"\ntenant = "key3"\n')
+    check_config(config)
+    book = open_tenants(config, Meters())
+    found = {book.of_key(key) for key in (b"x", b"y", b"z")}
+    assert len({book.salt(tenant.name, "") for tenant in found if tenant}) == 3
+    file.write_text(f'[[keys]]\nkey = "z"\ntenant = "{name}"\n')
+    for use in (check_config, lambda config: open_tenants(config, Meters())):
+        with pytest.raises(ConfigError, match=rf"tenancy\.keys_file: .*'{name}'"):
+            use(config)
+
+
+@given(st.floats(0.001, 5000))
+def test_who_comes_again_after_the_time_in_the_header_is_not_too_early(seconds: float) -> None:
+    headers = dict(error_answer(RateLimited("no", retry_after_s=seconds)).headers)
+    assert seconds <= int(headers["Retry-After"]) < seconds + 1
 
 
 def refused(meters: Meters, limits: Limits, size: int, now: float) -> float:

@@ -140,7 +140,6 @@ REFUSED = {
     "folded header": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n two\r\n\r\n",
     "space before colon": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A : 1\r\n\r\n",
     "zero byte": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: \0\r\n\r\n",
-    "long head": b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: " + b"x" * 200_000,
     "another version": b"GET /a HTTP/3.7\r\nHost: h\r\n\r\n",
     "second is none": GET + b"\x16\x03\x01 what\r\n\r\n",
 }
@@ -220,6 +219,47 @@ async def test_the_absolute_form_and_other_protocols(echo: tuple[Echo, int]) -> 
     got = await talk(port, upgrade + b"Content-Length: 2\r\n\r\nhi")
     assert b"200 OK" in got
     assert server.seen == [("GET", "/p?q", b""), ("POST", "/u", b"hi")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [
+        ("http://x.y", "/"),
+        ("HTTP://x.y:80/", "/"),
+        ("http://x.y?u=/b", "/?u=/b"),
+        ("http://x.y?u=http://z/b", "/?u=http://z/b"),
+        ("http://x.y//b", "//b"),
+        ("http://x.y/a?u=http://z/b", "/a?u=http://z/b"),
+    ],
+)
+async def test_nothing_but_the_path_of_the_absolute_form_becomes_the_path(
+    echo: tuple[Echo, int], sent: str, seen: str
+) -> None:
+    server, port = echo
+    await talk(port, f"GET {sent} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+    assert [target for _, target, _ in server.seen] == [seen]
+
+
+@pytest.mark.parametrize("where", ["target", "one header", "many headers", "no end"])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_head_beyond_the_limit_is_431_however_it_comes(
+    echo: tuple[Echo, int], where: str, at_once: bool
+) -> None:
+    server, port = echo
+    many = limits.MAX_HEAD_BYTES + 1
+    target = "/" + "t" * many if where == "target" else "/"
+    headers = f"X-Long: {'v' * many}\r\n" if where == "one header" else ""
+    if where == "many headers":
+        headers = "".join(f"X-{number:06}: {'v' * 24}\r\n" for number in range(many // 32 + 1))
+    head = f"GET {target} HTTP/1.1\r\nHost: h\r\n{headers}\r\n".encode()
+    if where == "no end":
+        head = b"GET / HTTP/1.1\r\nHost: h\r\nX-A: " + b"x" * 200_000
+    pieces = [head] if at_once else [head[at : at + 5000] for at in range(0, len(head), 5000)]
+    got = await talk(port, *pieces, pause=0.0 if at_once else 0.002)
+    assert got.startswith(b"HTTP/1.1 431 ")
+    assert b'"type":"invalid_request_error"' in got
+    assert b"never closed" not in got
+    assert server.seen == []
 
 
 async def test_head_gets_no_body(echo: tuple[Echo, int]) -> None:

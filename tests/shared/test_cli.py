@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from importlib.metadata import EntryPoint
@@ -165,3 +166,13 @@ def test_the_installed_commands_come_in_their_order() -> None:
     names = [point.name for point in installed()]
     assert names[:2] == ["up", "gateway"]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("point", installed(), ids=lambda point: point.name)
+def test_no_word_in_brackets_is_taken_for_markup(point: EntryPoint) -> None:
+    """A section of the configuration, ``[ledger]`` say, would vanish from the help page."""
+    found = typer.main.get_command(build([point])).commands[point.name]  # type: ignore[attr-defined] # a group
+    for command in [found, *getattr(found, "commands", {}).values()]:
+        texts = [command.help, command.epilog, *(getattr(p, "help", "") for p in command.params)]
+        for text in texts:
+            assert not re.search(r"(?<!\\)\[[a-z_./]+\]", text or ""), text

@@ -33,7 +33,7 @@ def is_converted(folder: Path) -> bool:
     """Whether ``folder`` is a whole result of this version of the conversion."""
     try:
         origin = msgspec.json.decode((folder / MARKER).read_bytes(), type=Origin)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return False
     return origin.format == FORMAT
 
