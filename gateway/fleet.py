@@ -113,6 +113,8 @@ class Fleet:
         peers = [other for other in self.serving(member.pool) if other is not member]
         settled = any(now - other.joined > SETTLED_S for other in peers)
         member.joined, member.newcomer = now, settled
+        # What was sent to the incarnation before does not come back to this one.
+        self._pressure.forget(member.id)
         self._pressure.welcome(member.id, [other.id for other in peers], now)
         self._index_models()
 

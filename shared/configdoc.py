@@ -31,7 +31,7 @@ flag > environment > file > default. Lists in the environment are separated by c
 JSON. An unknown key is an error. `headwater gateway --check -c FILE` checks one and leaves.
 
 A running gateway reads its sources again on SIGHUP, and when the file has changed. It takes over
-`workers.urls`, `workers.request_timeout_s`, all of `[discovery]` and `[admission]`,
+`workers.urls`, `workers.request_timeout_s`, all of `[discovery]`, `[admission]` and `[tenancy]`,
 `routing.policy`, `routing.options`, `routing.allow_policy_header`, `routing.retries`,
 `routing.prefix_hash_tokens`,
 `routing.prefix_hash_load_factor`, `listen.max_body_mib`, `listen.headers`, `listen.api_keys`,
