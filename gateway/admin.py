@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from hmac import compare_digest
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -20,11 +18,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from gateway.adminguard import Guard, challenge
 from gateway.adminindex import INDEX, IndexRoutes
 from gateway.asked import MAX_BODY, Asking
-from gateway.browsers import is_loopback, refuse_foreign_pages, refuse_other_sites
+from gateway.browsers import is_loopback
 from gateway.config import GatewayConfig
-from gateway.dashboard.pages import EVENTS, PAGE, Dashboard
+from gateway.dashboard.pages import EVENTS, Dashboard
 from gateway.decision import WorkerStatus
 from gateway.exchange import Answer, ClientGone, error_answer
 from gateway.explanation import told
@@ -79,6 +78,21 @@ Report = Callable[[], bytes]
 """The hit-rate report as JSON. Blocks, so it is called in a thread; raises ``ApiError``."""
 
 
+Route = Callable[[web.BaseRequest], Awaitable[Answer]]
+
+
+def target(path: str) -> tuple[WorkerId, str]:
+    """(worker, action) of ``/admin/workers/{id}[/action]``; raises ``NotFound``."""
+    if not path.startswith(f"{WORKERS}/"):
+        raise NotFound("There is no such admin route.")
+    # Split before it is decoded: an id may hold a slash.
+    rest = path.removeprefix(f"{WORKERS}/")
+    for action in ("drain", "undrain"):
+        if rest.endswith(f"/{action}"):
+            return WorkerId(unquote(rest.removesuffix(f"/{action}"))), action
+    return WorkerId(unquote(rest)), ""
+
+
 def check_token(config: GatewayConfig) -> None:
     """Raise ``ConfigError`` if the admin listener would be open to the network."""
     listen = config.listen
@@ -105,7 +119,9 @@ class Admin:
         self._asking = Asking(config, router, prompts, clock)
         self._index = IndexRoutes(router, self._asking, fleet.resync, clock)
         self._dashboard = dashboard
-        self._token = config.listen.admin_token.encode()
+        self._guard = Guard(config.listen.admin_token)
+        self.internal: Mapping[str, Route] = {}
+        """Further routes of POST, for the process that started this one."""
         self._log = structlog.get_logger("headwater.admin")
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -113,13 +129,13 @@ class Admin:
         path = request.rel_url.raw_path
         try:
             if path == EVENTS and request.method == "GET":
-                self._authenticate(request)
+                self._guard.check(request)
                 return await self._dashboard.stream(request)
             answer = await self._dispatch(request)
         except ApiError as error:
             answer = error_answer(error)
             if isinstance(error, Unauthorized):
-                answer.headers.append(("WWW-Authenticate", _challenge(path)))
+                answer.headers.append(("WWW-Authenticate", challenge(path)))
         except ClientGone as error:
             raise ConnectionResetError from error
         except Exception:  # noqa: BLE001 - the edge: whatever it is, the caller gets JSON
@@ -128,7 +144,7 @@ class Admin:
         return whole(answer)
 
     async def _dispatch(self, request: web.BaseRequest) -> Answer:
-        self._authenticate(request)
+        self._guard.check(request)
         path, method = request.rel_url.raw_path, request.method
         if method in ("GET", "HEAD"):
             return await self._get(path)
@@ -138,7 +154,9 @@ class Admin:
             return await self._explain(request)
         if method == "POST" and path in self._index.routes:
             return await self._index.routes[path](request)
-        worker, action = self._target(request)
+        if method == "POST" and path in self.internal:
+            return await self.internal[path](request)
+        worker, action = target(path)
         if method == "DELETE" and not action:
             return self._changed(worker, "removed", self._fleet.remove_worker(worker))
         if method == "POST" and action == "drain":
@@ -146,21 +164,6 @@ class Admin:
         if method == "POST" and action == "undrain":
             return self._changed(worker, "ready", self._router.undrain(worker, self._clock()))
         raise MethodNotAllowed(f"{method} is not possible here.")
-
-    def _authenticate(self, request: web.BaseRequest) -> None:
-        if not self._token:
-            refuse_foreign_pages(request.headers, page=request.rel_url.raw_path == PAGE)
-            return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        sent = given.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() == "basic":
-            # What a browser asked its user for, it also sends for pages of other sites.
-            refuse_other_sites(request.headers, page=request.rel_url.raw_path == PAGE)
-            sent = _password(sent)
-        elif scheme.lower() != "bearer":
-            sent = b""
-        if not compare_digest(sent, self._token):
-            raise Unauthorized("The admin token is required.")
 
     async def _get(self, path: str) -> Answer:
         if path == "/metrics":
@@ -196,18 +199,6 @@ class Admin:
         ]
         return {"workers": workers, "lists": [asdict(one) for one in self._fleet.lists()]}
 
-    def _target(self, request: web.BaseRequest) -> tuple[WorkerId, str]:
-        """(worker, action) of ``/admin/workers/{id}[/action]``."""
-        path = request.rel_url.raw_path
-        if not path.startswith(f"{WORKERS}/"):
-            raise NotFound("There is no such admin route.")
-        # Split before it is decoded: an id may hold a slash.
-        rest = path.removeprefix(f"{WORKERS}/")
-        for action in ("drain", "undrain"):
-            if rest.endswith(f"/{action}"):
-                return WorkerId(unquote(rest.removesuffix(f"/{action}"))), action
-        return WorkerId(unquote(rest)), ""
-
     def _changed(self, worker: WorkerId, what: str, known: bool) -> Answer:
         if not known:
             raise NotFound(f"There is no worker '{worker}'.")
@@ -227,16 +218,3 @@ class Admin:
         asked = await self._asking.read(request)
         decision = self._router.explain(asked.work.query, self._clock(), asked.work.policy)
         return json_answer({"request": asked.view, **told(decision)})
-
-
-def _challenge(path: str) -> str:
-    """How to prove oneself. Browsers ask for a name (any) and a password (the token)."""
-    return 'Basic realm="headwater", charset="UTF-8"' if path.startswith(PAGE) else "Bearer"
-
-
-def _password(credentials: bytes) -> bytes:
-    """Of Basic credentials; empty if they are none."""
-    try:
-        return b64decode(credentials, validate=True).partition(b":")[2]
-    except ValueError:
-        return b""

@@ -26,10 +26,12 @@ from gateway.dashboard.pages import Dashboard
 from gateway.dashboard.recent import Recent
 from gateway.feedmetrics import FeedCollector
 from gateway.feeds import Feeds
+from gateway.foster import Foster
 from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index import backends
 from gateway.index.table import PrefixTable
+from gateway.inherited import Inherited, number_of
 from gateway.openers import (
     check_config,
     open_ledger,
@@ -66,13 +68,15 @@ TOKENIZER_S = 10.0
 class Gateway:
     """One gateway: two listeners and what is behind them."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, inherited: Inherited | None = None) -> None:
         """Wire all parts; needs a running event loop.
 
+        :param inherited: the sockets, where it is one of several processes on a port.
         :raises ConfigError: the configuration cannot work.
         """
         check_config(config)
         self._config = config
+        self._inherited = inherited
         self._log = structlog.get_logger("headwater.gateway")
         rng = Random()
         self._index = index = PrefixTable(config.routing.index_max_blocks, rng)
@@ -85,9 +89,9 @@ class Gateway:
             time.monotonic,
             on_trust=self._trust_changed,
         )
-        self._ledger = open_ledger(config)
+        self._ledger = open_ledger(config, number_of(inherited))
         self._stream = open_stream(config)
-        self._trace = open_trace(config)
+        self._trace = open_trace(config, number_of(inherited))
         self._spans = open_tracing(config)
         self.upstream = open_upstream(config)
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
@@ -150,7 +154,9 @@ class Gateway:
             self._access,
             self._tenants,
         )
-        report = report_of(config.ledger, self._ledger) if self._ledger is not None else None
+        report = report_of(config.ledger, self._ledger.flush) if self._ledger is not None else None
+        self._public = WireServer(self.app.handle)
+        self._foster = Foster(self._public, inherited) if inherited is not None else None
         self.admin = Admin(
             config,
             self.router,
@@ -160,7 +166,8 @@ class Gateway:
             report,
             Dashboard(self.router, tally, live, recent),
         )
-        self._listeners: dict[str, tuple[HttpServer | WireServer, asyncio.Server]] = {}
+        self.admin.internal = self._foster.routes(self._ledger) if self._foster is not None else {}
+        self._listeners: dict[str, tuple[HttpServer | WireServer, list[asyncio.Server]]] = {}
         self._watch: asyncio.Task[None] | None = None
         self.config_notes: Callable[[], Sequence[str]] = tuple
         """What ``/ready`` is to tell about the configuration."""
@@ -168,12 +175,14 @@ class Gateway:
     @property
     def url(self) -> str:
         """Base URL of the public listener, once started."""
-        return base_url(self._config.listen.host, bound_port(self._listeners["listen.port"][1]))
+        listeners = self._listeners["listen.port"][1]
+        port = bound_port(listeners[0]) if listeners else self._config.listen.port
+        return base_url(self._config.listen.host, port)
 
     @property
     def admin_url(self) -> str:
         """Base URL of the admin listener, once started."""
-        listener = self._listeners["listen.admin_port"][1]
+        listener = self._listeners["listen.admin_port"][1][0]
         return base_url(self._config.listen.admin_host, bound_port(listener))
 
     async def start(self) -> None:
@@ -181,10 +190,15 @@ class Gateway:
 
         :raises ConfigError: a port is taken.
         """
-        listen = self._config.listen
-        public, admin = WireServer(self.app.handle), HttpServer(self.admin.handle)
-        await self._bind("listen.port", public, listen.host, listen.port)
-        await self._bind("listen.admin_port", admin, listen.admin_host, listen.admin_port)
+        listen, given = self._config.listen, self._inherited
+        admin = HttpServer(self.admin.handle)
+        if given is not None:
+            self._listeners["listen.port"] = (self._public, [])  # when the parent says so
+            listening = await admin.listen_on(given.taken(given.admin))
+            self._listeners["listen.admin_port"] = (admin, [listening])
+        else:
+            await self._bind("listen.port", self._public, listen.host, listen.port)
+            await self._bind("listen.admin_port", admin, listen.admin_host, listen.admin_port)
         await self.observe()
 
     async def observe(self) -> None:
@@ -195,7 +209,7 @@ class Gateway:
 
     async def _bind(self, key: str, server: HttpServer | WireServer, host: str, port: int) -> None:
         try:
-            self._listeners[key] = (server, await server.listen(host, port))
+            self._listeners[key] = (server, [await server.listen(host, port)])
         except OSError as error:
             # asyncio puts a sentence of its own around what the system said
             code = error.errno or 0
@@ -286,8 +300,11 @@ class Gateway:
         for task in (self._watch, self._growing):
             if task is not None:
                 task.cancel()
-        for server, listener in self._listeners.values():
-            listener.close()
+        if self._foster is not None:
+            self._foster.close()
+        for server, listeners in self._listeners.values():
+            for listener in listeners:
+                listener.close()
             await server.shutdown(0.5)
         await self.feeds.stop()
         await self.prompts.close()

@@ -29,6 +29,10 @@ class ListenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     max_body_mib: Annotated[Positive, doc("Largest request body, MiB; beyond it 413.")] = 32.0
     headers: Annotated[bool, doc("Send the x-headwater-* response headers.")] = True
+    processes: Annotated[
+        Count,
+        doc("Gateway processes on the public port, each with its own core to use (Linux)."),
+    ] = 1
     drain_s: Annotated[
         NonNegative, doc("After SIGTERM, how long running answers may take to finish.")
     ] = 30.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from socket import socket
 from typing import Any
 
 import msgspec
@@ -83,6 +84,10 @@ class HttpServer(web.Server):
         """Bind; raises ``OSError``. Port 0 takes a free one."""
         loop = asyncio.get_running_loop()
         return await loop.create_server(self, host, port, backlog=BACKLOG)
+
+    async def listen_on(self, sock: socket) -> asyncio.Server:
+        """The same on a socket that is bound; it is ours from now on."""
+        return await asyncio.get_running_loop().create_server(self, sock=sock, backlog=BACKLOG)
 
 
 def bound_port(server: asyncio.Server) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from random import Random
 from secrets import token_hex
 
@@ -78,11 +79,15 @@ def open_tracing(config: GatewayConfig) -> Tracing | None:
     return None if export is None else Tracing(export, Random(), config.telemetry.sample)
 
 
-def open_ledger(config: GatewayConfig) -> LedgerSink | None:
-    """The ledger's files are named by the port, so that a restarted gateway goes on in its own."""
+def open_ledger(config: GatewayConfig, process: int | None = None) -> LedgerSink | None:
+    """The ledger's files are named by the port, so that a restarted gateway goes on in its own.
+
+    :param process: number of this process among those on the port; None: it is the only one.
+    """
     if not config.ledger.dir:
         return None
-    return LedgerSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+    instance = _instance(config, process)
+    return LedgerSink(config.ledger, instance, secret=config.deployment.secret.encode())
 
 
 def open_stream(config: GatewayConfig) -> LedgerStream | None:
@@ -98,25 +103,30 @@ def open_stream(config: GatewayConfig) -> LedgerStream | None:
     )
 
 
-def open_trace(config: GatewayConfig) -> TraceSink | None:
+def open_trace(config: GatewayConfig, process: int | None = None) -> TraceSink | None:
     """The hash chains that replay needs, if that was asked for."""
     if not config.ledger.trace:
         return None
-    return TraceSink(config.ledger, _instance(config), secret=config.deployment.secret.encode())
+    instance = _instance(config, process)
+    return TraceSink(config.ledger, instance, secret=config.deployment.secret.encode())
 
 
-def _instance(config: GatewayConfig) -> str:
-    return str(config.listen.port or token_hex(4))
+def _instance(config: GatewayConfig, process: int | None) -> str:
+    port = str(config.listen.port or token_hex(4))
+    return port if process is None else f"{port}-{process}"
 
 
-def report_of(config: LedgerConfig, ledger: LedgerSink) -> Report:
-    """What ``GET /admin/report`` answers with."""
+def report_of(config: LedgerConfig, flush: Callable[[], None] = lambda: None) -> Report:
+    """What ``GET /admin/report`` answers with.
+
+    :param flush: writes what has not reached the files yet.
+    """
 
     def report() -> bytes:
         # Imported on first use: it brings in DuckDB, which a gateway at work never needs.
         from gateway.report import EmptyLedger, LedgerError, summarise, to_json
 
-        ledger.flush()
+        flush()
         try:
             return to_json(summarise([config.dir])).encode()
         except EmptyLedger:

@@ -11,12 +11,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.config import GatewayConfig
+from gateway.inherited import Inherited
 from shared.settings import load
+
+if TYPE_CHECKING:
+    from gateway.processes.parent import Origin
 
 app = typer.Typer()
 
@@ -42,6 +46,12 @@ def gateway(
         str | None, typer.Option(help="URL of the shared index; none works without.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help="Routing policy (default: cost).")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes on the one port, for more than a core's work (default: 1)."
+        ),
+    ] = None,
     ledger: Annotated[
         str | None, typer.Option(help="Folder for the records that `headwater report` reads.")
     ] = None,
@@ -62,6 +72,7 @@ def gateway(
         "listen.admin_port": admin_port,
         "redis.url": redis,
         "routing.policy": policy,
+        "listen.processes": processes,
         "ledger.dir": ledger,
         "log.level": log_level,
     }
@@ -73,6 +84,10 @@ def gateway(
         check_config(settings)
         _say("the configuration is good")
         raise typer.Exit(0)
+    if settings.listen.processes > 1:
+        from gateway.processes.parent import Origin
+
+        raise typer.Exit(_run_many(settings, Origin(read, config, flags)))
     raise typer.Exit(run(settings, read, config))
 
 
@@ -80,11 +95,13 @@ def run(
     config: GatewayConfig,
     read: Callable[[], GatewayConfig] | None = None,
     path: Path | None = None,
+    inherited: Inherited | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises ``ConfigError``.
 
     :param read: loads the configuration again; None: it stays as it is.
     :param path: the file to be watched.
+    :param inherited: its sockets, where it is one of several processes on a port.
     """
     import uvloop
 
@@ -93,11 +110,23 @@ def run(
     configure(config.log)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, read or (lambda: config), path))
+        return runner.run(_serve(config, read or (lambda: config), path, inherited))
+
+
+def _run_many(config: GatewayConfig, origin: Origin) -> int:
+    from gateway.processes import parent
+    from shared.logs import configure
+
+    configure(config.log)
+    _raise_file_limit()
+    return parent.run(config, origin, _say)
 
 
 async def _serve(
-    config: GatewayConfig, read: Callable[[], GatewayConfig], path: Path | None
+    config: GatewayConfig,
+    read: Callable[[], GatewayConfig],
+    path: Path | None,
+    inherited: Inherited | None,
 ) -> int:
     from gateway.build import Gateway
     from gateway.configwatch import ConfigWatch
@@ -106,7 +135,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
-    server = Gateway(config)
+    server = Gateway(config, inherited)
     watch = ConfigWatch(path, read, server.reload)
     server.config_notes = watch.notes
     loop.add_signal_handler(signal.SIGHUP, watch.ask)

@@ -53,4 +53,4 @@ def server_spec(folder: Path, log: Path) -> tuple[ChildSpec, str]:
             finally:
                 await client.aclose()
 
-    return ChildSpec("redis", argv, log, ready=answers, stop_s=3.0), url
+    return ChildSpec("redis", argv, log, ready=answers, stop_s=lambda: 3.0), url

@@ -54,6 +54,11 @@ class Supervisor:
                 raise error
 
     @property
+    def killed(self) -> bool:
+        """A second signal came."""
+        return self._signals > 1
+
+    @property
     def leaving(self) -> bool:
         """A stop was asked for."""
         return self._leave.is_set()

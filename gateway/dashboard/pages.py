@@ -2,6 +2,7 @@
 
     GET /dashboard                 the page; its script and style beside it
     GET /dashboard/events          server-sent events: ``state``, each second
+    GET /dashboard/state           the present one alone
     GET /admin/requests            the last requests
     GET /admin/requests/{id}       one of them, with its scored candidates
 
@@ -29,7 +30,8 @@ from gateway.router import Router
 from gateway.tally import WorkerTally
 from shared.errors import NoCapacity, NotFound
 
-PAGE, EVENTS, REQUESTS = "/dashboard", "/dashboard/events", "/admin/requests"
+PAGE, EVENTS, STATE = "/dashboard", "/dashboard/events", "/dashboard/state"
+REQUESTS = "/admin/requests"
 LATEST = 40
 EVERY_S = 1.0
 FRESH_S = 0.9
@@ -82,6 +84,8 @@ class Dashboard:
         if path in self._files:
             body, kind = self._files[path]
             return Answer(200, body, [("Content-Type", kind), *_HEADERS])
+        if path == STATE:
+            return Answer(200, self.state(), [("Content-Type", "application/json"), *_HEADERS])
         if path == REQUESTS:
             return json_answer({"requests": self._recent.latest(LATEST)})
         if path.startswith(f"{REQUESTS}/"):
@@ -141,9 +145,7 @@ class Dashboard:
             self.watchers -= 1
 
     async def _send(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse(headers=dict(_HEADERS) | {"Server": SERVER})
-        response.content_type = "text/event-stream"
-        response.force_close()
+        response = head()
         await response.prepare(request)
         try:
             while True:
@@ -151,3 +153,11 @@ class Dashboard:
                 await asyncio.sleep(EVERY_S)
         except ConnectionError:
             return response
+
+
+def head() -> web.StreamResponse:
+    """The head of a stream of states."""
+    response = web.StreamResponse(headers=dict(_HEADERS) | {"Server": SERVER})
+    response.content_type = "text/event-stream"
+    response.force_close()
+    return response

@@ -15,6 +15,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
+from socket import socket
 from typing import cast
 
 import httptools
@@ -388,6 +389,10 @@ class WireServer:
     async def listen(self, host: str, port: int) -> asyncio.Server:
         """Bind; raises ``OSError``. Port 0 takes a free one."""
         return await self._loop.create_server(self, host, port, backlog=limits.BACKLOG)
+
+    async def listen_on(self, sock: socket) -> asyncio.Server:
+        """The same on a socket that is bound; it is ours from now on."""
+        return await self._loop.create_server(self, sock=sock, backlog=limits.BACKLOG)
 
     async def shutdown(self, grace_s: float) -> None:
         """Close idle connections; those at work are cut after ``grace_s``."""

@@ -43,6 +43,9 @@ PURE = """
     gateway/lease.py
     gateway/member.py
     gateway/outcomes.py
+    gateway/processes/changes.py
+    gateway/processes/metrics.py
+    gateway/processes/views.py
     gateway/parity.py
     gateway/parityforms.py
     gateway/promises.py

@@ -1,0 +1,49 @@
+"""Who may use an admin listener: the token, and what keeps foreign web pages away."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from hmac import compare_digest
+
+from aiohttp import web
+
+from gateway.browsers import refuse_foreign_pages, refuse_other_sites
+from gateway.dashboard.pages import PAGE
+from shared.errors import Unauthorized
+
+
+class Guard:
+    """``token``: empty asks for none and trusts programs of this machine only."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raise ``Unauthorized`` or ``Forbidden``."""
+        page = request.rel_url.raw_path == PAGE
+        if not self._token:
+            refuse_foreign_pages(request.headers, page=page)
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        sent = given.strip().encode("utf-8", "surrogateescape")
+        if scheme.lower() == "basic":
+            # What a browser asked its user for, it also sends for pages of other sites.
+            refuse_other_sites(request.headers, page=page)
+            sent = _password(sent)
+        elif scheme.lower() != "bearer":
+            sent = b""
+        if not compare_digest(sent, self._token):
+            raise Unauthorized("The admin token is required.")
+
+
+def challenge(path: str) -> str:
+    """How to prove oneself. Browsers ask for a name (any) and a password (the token)."""
+    return 'Basic realm="headwater", charset="UTF-8"' if path.startswith(PAGE) else "Bearer"
+
+
+def _password(credentials: bytes) -> bytes:
+    """Of Basic credentials; empty if they are none."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
