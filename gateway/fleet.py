@@ -11,7 +11,6 @@ from gateway.decision import Booked, ModelProfile
 from gateway.member import Member
 from gateway.routing.base import Trust, WorkerState, WorkerView
 from gateway.routing.outputs import Outputs
-from gateway.routing.places import ServiceTimes
 from gateway.routing.pressure import Pressure
 from gateway.routing.rates import RateBook
 from shared.load import WorkerInfo
@@ -52,7 +51,6 @@ class Fleet:
         self._peers: dict[str, tuple[float, Mapping[WorkerId, Booked]]] = {}
         self.outputs = Outputs()
         self._pressure = Pressure()
-        self._service = ServiceTimes()
         self._views: dict[WorkerId, _KeptView] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -125,7 +123,6 @@ class Fleet:
             return None
         self._views.pop(worker, None)
         self._pressure.forget(worker)
-        self._service.forget(member.pool, worker)
         self._departed = {id_: gone for id_, gone in self._departed.items() if gone.inflight}
         if member.inflight:
             self._departed[worker] = member
@@ -199,7 +196,6 @@ class Fleet:
             block_size=member.info.block_size,
             inflight=member.inflight,
             booked_prefill_s=prefill_s,
-            place_wait_s=self._place_wait_s(member, now),
             booked_decode_tokens=held,
             prefill_s_per_token=pace / _NEW_PACE if fresh else pace,
             fresh=fresh,
@@ -221,23 +217,6 @@ class Fleet:
         """An attempt begins."""
         member.book(booking)
         self._pressure.book(member.pool, member.id, booking.prefill_s, booking.begun)
-
-    def _place_wait_s(self, member: Member, now: float) -> float:
-        known = self._service
-        service_s = known.seconds(member.pool, member.id)
-        return member.place_wait_s(service_s, known.at_once(member.pool), now)
-
-    def served_at_once(self, member: Member, requests: int) -> None:
-        """So many it has been seen to serve side by side."""
-        self._service.served_at_once(member.pool, requests)
-
-    def observe_service(self, member: Member, booking: Booking, now: float) -> None:
-        """An attempt has been answered in full."""
-        took = now - booking.begun
-        # What it waited for prefills is known; half of the time is its own at the least.
-        own = max(took - booking.wait_s, took / 2)
-        share = min(1.0, self._service.at_once(member.pool) / (booking.beside + 1))
-        self._service.observe(member.pool, member.id, share * own)
 
     def peers_prefill_s(self, member: Member, now: float) -> float:
         """Prefill seconds that the other gateways have booked on a member."""

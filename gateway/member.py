@@ -17,7 +17,6 @@ from gateway.breaker import Breaker, Gate
 from gateway.decision import Booked
 from gateway.parity import Parity
 from gateway.routing.base import WorkerState
-from gateway.routing.places import place_wait_s
 from shared.blocks import stride_of
 from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
 from shared.types import WorkerId
@@ -129,7 +128,6 @@ class Member:
         """An attempt begins."""
         self.version += 1
         self._drop_shadows(booking.begun)
-        booking.beside = self._company(booking.begun)
         self._pending[booking] = None
 
     def start_decoding(self, booking: Booking, now: float) -> None:
@@ -139,14 +137,6 @@ class Member:
             del self._pending[booking]
             self._decoding[booking] = None
             self._prefill_ended = booking.prefilled = now
-
-    def served_with(self, booking: Booking) -> int:
-        """How many it serves at this moment, for sure, where an attempt of its shows a token or its
-        end. What came before that one does not wait any more."""
-        if booking not in self._pending:
-            return len(self._decoding)
-        earlier = next(at for at, other in enumerate(self._pending) if other is booking)
-        return len(self._decoding) + earlier + 1
 
     def release(self, booking: Booking, now: float, *, failed: bool) -> bool:
         """The attempt ended; False: it had ended before, and nothing changes."""
@@ -188,22 +178,6 @@ class Member:
         else:
             done = max(0.0, 2 * head.prefill_s - elapsed)
         return total - done
-
-    def place_wait_s(self, service_s: float, seen: int, now: float) -> float:
-        """Seconds until it has a place for one more, if it serves only so many at once.
-
-        :param service_s: what a request is known to take; attempts that last longer say more.
-        :param seen: how many such a worker has served at once.
-        """
-        others = self._company(now)
-        if others < seen or not self.inflight:
-            return 0.0
-        lasting = sum(now - one.begun for one in (*self._pending, *self._decoding)) / self.inflight
-        return place_wait_s(max(service_s, lasting * seen / others), seen, others)
-
-    def _company(self, now: float) -> int:
-        report = self.reported(now)
-        return self.inflight + (0 if report is None else report.foreign)
 
     def shadows(self, now: float) -> int:
         """Failed attempts that still count."""

@@ -29,16 +29,12 @@ class Outcomes:
         return Lease(attempt, self._first_token, self._finish)
 
     def _first_token(self, attempt: Attempt, now: float) -> None:
-        member = attempt.member
-        member.start_decoding(attempt.booking, now)
-        self._fleet.served_at_once(member, member.served_with(attempt.booking))
+        attempt.member.start_decoding(attempt.booking, now)
 
     def _finish(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, booking = attempt.member, attempt.booking
         computed = end.outcome is Outcome.OK or attempt.first_token is not None
         failed = self._worker_failed(attempt, end, now)
-        if end.outcome is Outcome.OK:
-            self._fleet.served_at_once(member, member.served_with(booking))
         if not member.release(booking, now, failed=failed):
             return
         if failed:
@@ -73,8 +69,6 @@ class Outcomes:
         if self._fleet.get(member.id) is not member:
             # It left, or is another incarnation by now: what this one holds is of no use.
             return
-        if end.outcome is Outcome.OK:
-            self._fleet.observe_service(member, attempt.booking, now)
         self._sample(attempt, end, now)
         reports = member.reports_cached
         delivered = Delivered.of(query, usage, output, reports=reports)
@@ -93,9 +87,7 @@ class Outcomes:
         """A rate sample, where the time of the first token is known."""
         usage, first = end.usage, attempt.first_token
         output = usage.completion if usage is not None else end.output_tokens
-        begun, soon_s = attempt.booking.begun, attempt.route.predicted_ttft_s
-        if first is None and (output <= _INSTANT_TOKENS or now - begun < soon_s):
-            # Not later than this; and the whole answer came before its first token was expected.
+        if first is None and output <= _INSTANT_TOKENS:
             first = now
         total = usage.prompt if usage is not None else attempt.route.query.prompt_tokens
         if first is None or total <= 0 or end.outcome is not Outcome.OK:
@@ -106,7 +98,7 @@ class Outcomes:
         sample = PrefillSample(
             uncached=max(1, total - cached),
             total=total,
-            ttft_s=first - begun,
+            ttft_s=first - attempt.booking.begun,
             wait_s=attempt.booking.wait_s + attempt.route.chosen.candidate.load_s,
         )
         self._rates.observe(attempt.member.pool, attempt.member.id, sample, now)

@@ -83,8 +83,6 @@ class WorkerView(msgspec.Struct, frozen=True):
     """To load a cached token from host memory: measured there, else as configured."""
     kv_tokens_total: int = 0
     """0 = unknown."""
-    place_wait_s: float = 0.0
-    """Expected seconds until it has a place for one more, if it serves only so many at once."""
     load: WorkerLoad | None = None
     load_age_s: float = 0.0
     foreign: int = 0
@@ -100,11 +98,6 @@ class WorkerView(msgspec.Struct, frozen=True):
     would be a risk."""
     offered: Offered = NOTHING
     """What it was sent of late."""
-
-    @property
-    def wait_s(self) -> float:
-        """How long a new request waits there: for prefill, or for a place."""
-        return max(self.booked_prefill_s, self.place_wait_s)
 
     @property
     def requests(self) -> int:

@@ -2,9 +2,7 @@
 
     C(w) = wait + own + others + behind + home + memory + decode + failure
 
-    wait     prefill work ahead of it: booked here, and what the engine reports beyond that; or, if
-             that is longer, for a place where only so many are served at once
-             (gateway.routing.places)
+    wait     prefill work ahead of it: booked here, and what the engine reports beyond that
     own      o + h*b + v*a*(u + q*u*(L - u/2)): h tokens loaded from host memory at b seconds each,
              and its own prefill; u uncached of L prompt tokens, a seconds
              per token of this worker, q the share of attention in it, o fixed per request, and
@@ -134,7 +132,7 @@ class CostModel:
         """The named terms but ``failure``, which needs the other candidates."""
         lost = self.lost_s(query, candidate)
         return {
-            "wait": candidate.worker.wait_s,
+            "wait": candidate.worker.booked_prefill_s,
             "own": candidate.worker.overhead_s + lost,
             "others": self.externality(candidate.worker) * lost,
             "behind": self.heed * self.behind_s(query, candidate),

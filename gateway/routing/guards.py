@@ -51,14 +51,11 @@ def paid_back(
         return candidates
     if not all(item.promised_tokens for item in holders):
         return candidates
-    queue = min(
-        max(item.worker.place_wait_s, item.worker.booked_prefill_s - on_its_way_s(item))
-        for item in holders
-    )
+    queue = min(item.worker.booked_prefill_s - on_its_way_s(item) for item in holders)
     found: list[Candidate] = []
     for item in candidates:
         worker = item.worker
-        saved_s = item.branches * max(0.0, queue - worker.wait_s)
+        saved_s = item.branches * max(0.0, queue - worker.booked_prefill_s)
         most = saved_s / worker.prefill_s_per_token
         if item.shared_tokens > most:
             found.append(replace(item, shared_tokens=most))

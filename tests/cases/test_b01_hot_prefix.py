@@ -32,24 +32,20 @@ async def four(stub: Callable[..., Awaitable[Stub]]) -> list[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("path", "stream", "prefix", "tail", "size"),
+    ("path", "stream", "prefix", "tail"),
     [
-        (CHAT, False, 2000, 20, BURST),
-        (CHAT, True, 2000, 20, BURST),
-        (COMPLETIONS, False, 2000, 20, BURST),
-        (CHAT, False, 300, 500, BURST),
-        (CHAT, False, 8000, 20, BURST),
-        (CHAT, False, 2000, 0, BURST),
-        (CHAT, True, 2000, 0, BURST),
-        (CHAT, False, 2000, 20, 19),
+        (CHAT, False, 2000, 20),
+        (CHAT, True, 2000, 20),
+        (COMPLETIONS, False, 2000, 20),
+        (CHAT, False, 300, 500),
     ],
-    ids=["chat", "stream", "completions", "short", "long", "same", "stream-same", "small"],
+    ids=["chat", "stream", "completions", "short"],
 )
 async def test_a_burst_on_one_prefix_uses_all_workers(
-    stub, serve, path: str, stream: bool, prefix: int, tail: int, size: int
+    stub, serve, path: str, stream: bool, prefix: int, tail: int
 ) -> None:
     hot = words(prefix, 1)
-    texts = [hot + words(tail, 100 + n) for n in range(size)]
+    texts = [hot + words(tail, 100 + n) for n in range(BURST)]
     took = {}
     for policy in ("least_loaded", "cost"):
         engines = await four(stub)

@@ -34,7 +34,7 @@ PUBLIC = {
 }
 ADMIN = {
     *("/metrics", "/health", "/admin/workers", "/admin/explain", "/admin/report", "/admin/index"),
-    *("/dashboard", "/dashboard/events", "/admin/requests"),
+    *("/dashboard", "/dashboard/events", "/dashboard/state", "/admin/requests"),
 }
 PARTS = {"/who", "/flush", "/", "/app.js", "/app.css", "/drain", "/undrain"}
 """Ends of paths whose beginning is one of the above."""
