@@ -27,7 +27,7 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         doc(
             "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel:// URL "
-            "(docs/index.md); 'none' works without Redis."
+            "(docs/redis.md); 'none' works without Redis."
         ),
     ] = "none"
     timeout_ms: Annotated[

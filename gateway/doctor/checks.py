@@ -95,7 +95,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "redis.rights",
         "May this user run the commands that a gateway needs, on the deployment's keys?",
-        "give the user the rights in docs/index.md (ACL SETUSER ...)",
+        "give the user the rights in docs/redis.md (ACL SETUSER ...)",
     ),
     Check(
         "redis.latency",

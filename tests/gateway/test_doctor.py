@@ -245,7 +245,7 @@ async def test_a_user_without_rights_is_told_which_are_missing(redis_server_fact
     one = of(found, "redis.rights")
     assert one.status is Status.FAILED
     assert "XADD" in one.detail
-    assert "docs/index.md" in one.fix
+    assert "docs/redis.md" in one.fix
     assert of(found, "redis.version").status is Status.SKIPPED
     assert not any("pw" in one.subject + one.detail for one in found)
 
