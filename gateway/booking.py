@@ -19,6 +19,8 @@ class Booking:
     expected_s: float
     """How long the whole attempt was expected to take."""
     probe: bool = False
+    beside: int = 0
+    """Requests that were there when it began."""
     prefilled: float = 0.0
     """When its first token came, or it ended without one; 0 = not yet."""
     ended: float | None = None

@@ -11,6 +11,7 @@ from gateway.decision import Booked, ModelProfile
 from gateway.member import Member
 from gateway.routing.base import Trust, WorkerState, WorkerView
 from gateway.routing.outputs import Outputs
+from gateway.routing.places import ServiceTimes
 from gateway.routing.pressure import Pressure
 from gateway.routing.rates import RateBook
 from shared.load import WorkerInfo
@@ -51,6 +52,7 @@ class Fleet:
         self._peers: dict[str, tuple[float, Mapping[WorkerId, Booked]]] = {}
         self.outputs = Outputs()
         self._pressure = Pressure()
+        self._service = ServiceTimes()
         self._views: dict[WorkerId, _KeptView] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -210,6 +212,8 @@ class Fleet:
             tpot_s=token_s,
             release_tokens_per_s=held / turnover_s if total and turnover_s else 0.0,
             pool_busy=self._pressure.share(member.pool, len(self.serving(member.pool)), now),
+            at_once=self._service.at_once(member.pool),
+            service_s=self._service.seconds(member.pool),
             offered=self._pressure.offered(member.id, now),
         )
 
@@ -217,6 +221,18 @@ class Fleet:
         """An attempt begins."""
         member.book(booking)
         self._pressure.book(member.pool, member.id, booking.prefill_s, booking.begun)
+
+    def served_at_once(self, member: Member, requests: int) -> None:
+        """So many it was seen to serve side by side."""
+        self._service.served_at_once(member.pool, requests)
+
+    def observe_service(self, member: Member, booking: Booking, now: float) -> None:
+        """An attempt has been answered in full."""
+        took = now - booking.begun
+        # What it waited for prefills is known; half of the time is its own at the least.
+        own = max(took - booking.wait_s, took / 2)
+        share = min(1.0, self._service.at_once(member.pool) / (booking.beside + 1))
+        self._service.observe(member.pool, share * own)
 
     def peers_prefill_s(self, member: Member, now: float) -> float:
         """Prefill seconds that the other gateways have booked on a member."""

@@ -128,6 +128,8 @@ class Member:
         """An attempt begins."""
         self.version += 1
         self._drop_shadows(booking.begun)
+        report = self.reported(booking.begun)
+        booking.beside = self.inflight + (0 if report is None else report.foreign)
         self._pending[booking] = None
 
     def start_decoding(self, booking: Booking, now: float) -> None:
@@ -137,6 +139,14 @@ class Member:
             del self._pending[booking]
             self._decoding[booking] = None
             self._prefill_ended = booking.prefilled = now
+
+    def served_with(self, booking: Booking) -> int:
+        """How many it serves at this moment, for sure, where an attempt of its shows a token or its
+        end. What came before that one does not wait any more."""
+        if booking not in self._pending:
+            return len(self._decoding)
+        earlier = next(at for at, other in enumerate(self._pending) if other is booking)
+        return len(self._decoding) + earlier + 1
 
     def release(self, booking: Booking, now: float, *, failed: bool) -> bool:
         """The attempt ended; False: it had ended before, and nothing changes."""

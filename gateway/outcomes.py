@@ -29,12 +29,16 @@ class Outcomes:
         return Lease(attempt, self._first_token, self._finish)
 
     def _first_token(self, attempt: Attempt, now: float) -> None:
-        attempt.member.start_decoding(attempt.booking, now)
+        member = attempt.member
+        member.start_decoding(attempt.booking, now)
+        self._fleet.served_at_once(member, member.served_with(attempt.booking))
 
     def _finish(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, booking = attempt.member, attempt.booking
         computed = end.outcome is Outcome.OK or attempt.first_token is not None
         failed = self._worker_failed(attempt, end, now)
+        if end.outcome is Outcome.OK:
+            self._fleet.served_at_once(member, member.served_with(booking))
         if not member.release(booking, now, failed=failed):
             return
         if failed:
@@ -69,6 +73,8 @@ class Outcomes:
         if self._fleet.get(member.id) is not member:
             # It left, or is another incarnation by now: what this one holds is of no use.
             return
+        if end.outcome is Outcome.OK:
+            self._fleet.observe_service(member, attempt.booking, now)
         self._sample(attempt, end, now)
         reports = member.reports_cached
         delivered = Delivered.of(query, usage, output, reports=reports)

@@ -42,6 +42,7 @@ TERMS = {
     "home": "the usual wait there",
     "memory": "waiting for KV memory",
     "decode": "sequences decoding there",
+    "place": "waiting for a place among those it serves at a time",
     "failure": "the chance that it fails",
     "fresh": "that it had only just joined",
     "explore": "another look at what the chosen one holds",

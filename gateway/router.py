@@ -159,6 +159,7 @@ class Router:
         self._rates.report(member.pool, worker, load.prefill_tokens_per_s)
         s_per_token = self._rates.s_per_token(member.pool, worker)
         member.report(load, now, s_per_token, self._fleet.peers_prefill_s(member, now))
+        self._fleet.served_at_once(member, load.running)
         self._knowledge.resize(member)
         self._index.tidy(_TIDY_BUDGET)
 

@@ -96,6 +96,10 @@ class WorkerView(msgspec.Struct, frozen=True):
     fresh: bool = False
     """It joined a pool of others a moment ago: its speed is a guess, and many requests at once
     would be a risk."""
+    at_once: int = 4
+    """The most that a worker of its pool was seen to serve side by side, at least 4."""
+    service_s: float = 0.0
+    """What one request takes in its pool from beginning to end; 0 = unknown."""
     offered: Offered = NOTHING
     """What it was sent of late."""
 

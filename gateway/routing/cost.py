@@ -19,6 +19,8 @@
              conversations keep away from where long prefills are, and so do long prefills from them
     memory   time until enough KV is given back, if it does not fit now
     decode   how much the sequences that decode there slow each other down
+    place    what a wait for one of the places at which it serves a request is longer than `wait`
+             (gateway.routing.places)
     fresh    a worker that joined just now and has its share of requests comes last
     explore  what keeps the cheapest holder from being first, for one request in 100
              (gateway.routing.guards)
@@ -36,6 +38,7 @@ from random import Random
 
 from gateway.routing.base import Candidate, Query, Scored, WorkerView
 from gateway.routing.guards import explored, held_back, paid_back
+from gateway.routing.places import place_waits
 from gateway.routing.ties import in_order
 from shared.blocks import GRANULE
 
@@ -162,6 +165,11 @@ class CostPolicy:
         costs = [sum(parts.values()) for parts in terms]
         if any(candidate.worker.failure_rate for candidate in candidates):
             self._add_failure(candidates, terms, costs)
+        for at, place_s in enumerate(place_waits(candidates)):
+            longer = place_s - candidates[at].worker.booked_prefill_s
+            if longer > 0.0:
+                terms[at]["place"] = longer
+                costs[at] += longer
         held = held_back(candidates)
         dearest = max(costs, default=0.0)
         for at in held:

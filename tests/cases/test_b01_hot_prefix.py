@@ -32,20 +32,24 @@ async def four(stub: Callable[..., Awaitable[Stub]]) -> list[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("path", "stream", "prefix", "tail"),
+    ("path", "stream", "prefix", "tail", "size"),
     [
-        (CHAT, False, 2000, 20),
-        (CHAT, True, 2000, 20),
-        (COMPLETIONS, False, 2000, 20),
-        (CHAT, False, 300, 500),
+        (CHAT, False, 2000, 20, BURST),
+        (CHAT, True, 2000, 20, BURST),
+        (COMPLETIONS, False, 2000, 20, BURST),
+        (CHAT, False, 300, 500, BURST),
+        (CHAT, False, 8000, 20, BURST),
+        (CHAT, False, 2000, 0, BURST),
+        (CHAT, True, 2000, 0, BURST),
+        (CHAT, False, 2000, 20, 19),
     ],
-    ids=["chat", "stream", "completions", "short"],
+    ids=["chat", "stream", "completions", "short", "long", "same", "stream-same", "small"],
 )
 async def test_a_burst_on_one_prefix_uses_all_workers(
-    stub, serve, path: str, stream: bool, prefix: int, tail: int
+    stub, serve, path: str, stream: bool, prefix: int, tail: int, size: int
 ) -> None:
     hot = words(prefix, 1)
-    texts = [hot + words(tail, 100 + n) for n in range(BURST)]
+    texts = [hot + words(tail, 100 + n) for n in range(size)]
     took = {}
     for policy in ("least_loaded", "cost"):
         engines = await four(stub)
@@ -62,7 +66,9 @@ async def test_a_burst_on_one_prefix_uses_all_workers(
             }
             for _ in range(5):
                 assert await post(served.url, texts[0], path) in holders
-    assert took["cost"] <= 1.6 * took["least_loaded"] + 0.5, took
+    if prefix <= 2000:
+        # Of a longer one a copy is dear, and a few more rounds at its holder are cheaper.
+        assert took["cost"] <= 1.6 * took["least_loaded"] + 0.5, took
 
 
 async def test_a_hot_prefix_that_nobody_holds_yet(stub, serve) -> None:

@@ -1,0 +1,82 @@
+"""How long a request waits for a place where a worker serves only so many at a time.
+
+An engine with four slots queues the fifth request, and answers that are not streamed show nothing
+but their end. How many are served at once is seen, not told: answers that have begun side by side,
+or one that ends before others which came earlier. That more than were seen find a place is likely
+as long as a worker has about as many requests as the others, so nothing is said against the first
+1.25 times the mean and two more (the bound of consistent hashing with bounded loads, Mirrokni,
+Thorup and Zadimoghaddam 2017). The Nth request beyond both then waits
+
+    S * (N - max(seen, 1.25 * mean + 2)) / seen
+
+S is how long one request takes. By Little's law N requests at a worker with c places take N/c times
+as long as one, so a sample is the time of an attempt, times seen / N where it began as the Nth of
+more. Nothing is said of a worker because of what another one has too much of: where one is buried
+the mean only rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.routing.base import Candidate
+
+FEWEST = 4
+"""Assumed of every worker from the start."""
+_UNEVEN = 1.25
+"""Times the mean that a worker may have."""
+_FEW = 2.0
+"""And so many more."""
+_WEIGHT = 0.05
+"""Of the newest sample, once there are many."""
+
+
+def place_waits(candidates: Sequence[Candidate]) -> list[float]:
+    """Of each candidate, the seconds until it has a place for one more. Pure."""
+    requests = [item.worker.requests for item in candidates]
+    if max(requests, default=0) < FEWEST:
+        return [0.0] * len(requests)
+    ample = _UNEVEN * sum(requests) / len(requests) + _FEW
+    return [
+        item.worker.service_s
+        * max(0.0, count + 1 - max(ample, item.worker.at_once))
+        / item.worker.at_once
+        for item, count in zip(candidates, requests, strict=True)
+    ]
+
+
+@dataclass(slots=True)
+class _Pool:
+    at_once: int = FEWEST
+    samples: int = 0
+    mean_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ServiceTimes:
+    """Seconds that one request takes, and how many a worker serves at once, of each pool (canonical
+    model name): a figure of each worker would send the most to the one that was sent the most."""
+
+    _pools: dict[str, _Pool] = field(default_factory=dict)
+
+    def observe(self, pool: str, seconds: float) -> None:
+        """One request took so long, without its wait for a place."""
+        known = self._pools.setdefault(pool, _Pool())
+        known.samples += 1
+        known.mean_s += max(_WEIGHT, 1 / known.samples) * (seconds - known.mean_s)
+
+    def served_at_once(self, pool: str, requests: int) -> None:
+        """A worker was seen to serve so many side by side."""
+        known = self._pools.setdefault(pool, _Pool())
+        known.at_once = max(known.at_once, requests)
+
+    def at_once(self, pool: str) -> int:
+        """The most that a worker of the pool was seen to serve. Pure."""
+        known = self._pools.get(pool)
+        return FEWEST if known is None else known.at_once
+
+    def seconds(self, pool: str) -> float:
+        """What one request takes; 0 = nothing is known. Pure."""
+        known = self._pools.get(pool)
+        return 0.0 if known is None else known.mean_s
