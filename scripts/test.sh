@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All tests but the slow suites: usage: scripts/test.sh PYTHON [pytest arguments].
-# First what computes only, on all cores; then what starts processes and watches clocks, one by one.
+# First what computes only, on all cores; then what starts processes and mostly waits for them, two at
+# a time; last, one by one, what compares times.
 set -u
 cd "$(dirname "$0")/.."
 python=$1
@@ -10,11 +11,12 @@ failed=0
 suite() {
     "$python" -P -m pytest "$@"
     local code=$?
-    # 5: a selection (-k) may leave nothing of one half, but not of both
+    # 5: a selection (-k) may leave nothing of one part, but not of all
     if [ "$code" -eq 0 ]; then ran=1; elif [ "$code" -ne 5 ]; then ran=1 failed=$code; fi
 }
 OMP_NUM_THREADS=1 suite tests/architecture tests/contracts tests/gateway tests/properties \
     tests/shared tests/worker --numprocesses auto "$@"
-suite tests/cases tests/integration "$@"
+suite tests/cases tests/integration --numprocesses 2 --dist loadfile -m "not alone" "$@"
+suite tests/cases tests/integration -m alone "$@"
 [ "$ran" -eq 1 ] || { echo "no test was selected" >&2; exit 5; }
 exit "$failed"

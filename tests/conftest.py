@@ -5,6 +5,7 @@ Every process started here is ended here, by its own id.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -25,11 +26,28 @@ from shared.logs import QUIET
 STARTUP_S = 60.0
 
 
+_PORTS = range(12_000, 32_000)
+"""Below those that the kernel gives to clients: a port stays free until it is listened on."""
+
+
+def _ports() -> Iterator[int]:
+    """Each port once in a while; test processes side by side begin far from each other."""
+    lane = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    start = (os.getpid() * 61 + lane * 4_999) % len(_PORTS)
+    while True:
+        yield from (*_PORTS[start:], *_PORTS[:start])
+
+
+_next_port = _ports()
+
+
 def pick_port() -> int:
     """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _next_port:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 @pytest.fixture(autouse=True)

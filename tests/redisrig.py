@@ -45,6 +45,7 @@ class RedisProxy:
         self._open = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._flows: dict[int, _Flow] = {}
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.made = 0
         """Connections accepted so far."""
@@ -75,7 +76,7 @@ class RedisProxy:
         async def listen() -> None:
             if self._server is None:
                 self._server = await asyncio.start_server(
-                    self._serve, "127.0.0.1", self.port, ssl=self._tls
+                    self._accepted, "127.0.0.1", self.port, ssl=self._tls
                 )
 
         self._do(listen())
@@ -142,13 +143,23 @@ class RedisProxy:
         self._thread.join(5)
         self._loop.close()
 
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A task that is cancelled before its first step would leave the socket open."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            writer.transport.abort()
+            self._serving.discard(task)
+
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(ended)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.made += 1
         number = self.made
         try:
             upstream = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
-            writer.transport.abort()
             return
         flow = self._flows[number] = _Flow(writer, upstream[1])
         try:
