@@ -35,12 +35,14 @@ from gateway.inherited import Inherited, number_of
 from gateway.openers import (
     check_config,
     open_ledger,
+    open_limiter,
     open_stream,
     open_tenants,
     open_trace,
     open_tracing,
     open_upstream,
     report_of,
+    unfit_for,
 )
 from gateway.owntokens import PromptTokens
 from gateway.pipeline import Parts, Pipeline
@@ -80,7 +82,7 @@ class Gateway:
         self._log = structlog.get_logger("headwater.gateway")
         rng = Random()
         self._index = index = PrefixTable(config.routing.index_max_blocks, rng)
-        self._growing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.router = Router(
             index,
             all_policies(config.routing),
@@ -126,8 +128,9 @@ class Gateway:
             sinks.append(self._ledger)
         if self._stream is not None:
             sinks.append(self._stream)
-        self._meters = Meters()
-        self._tenants = open_tenants(config, self._meters)
+        self._meters, self._tenants = Meters(), open_tenants(config)
+        self._limiter = open_limiter(config, self._meters)
+        self._keep_out_unfit(config)
         self.pipeline = Pipeline(
             Parts(
                 router=self.router,
@@ -137,6 +140,7 @@ class Gateway:
                 sinks=sinks,
                 config=config,
                 tenants=self._tenants,
+                limiter=self._limiter,
                 traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
                 gate=gate,
@@ -168,7 +172,6 @@ class Gateway:
         )
         self.admin.internal = self._foster.routes(self._ledger) if self._foster is not None else {}
         self._listeners: dict[str, tuple[HttpServer | WireServer, list[asyncio.Server]]] = {}
-        self._watch: asyncio.Task[None] | None = None
         self.config_notes: Callable[[], Sequence[str]] = tuple
         """What ``/ready`` is to tell about the configuration."""
 
@@ -203,8 +206,11 @@ class Gateway:
 
     async def observe(self) -> None:
         """Begin to look for workers, without listening."""
-        self._watch = asyncio.create_task(self.prompts.watch(self.router), name="prompts")
-        self._growing = asyncio.create_task(backends.grow(self._index), name="index")
+        self._tasks = [
+            asyncio.create_task(self.prompts.watch(self.router), name="prompts"),
+            asyncio.create_task(backends.grow(self._index), name="index"),
+        ]
+        self._limiter.start()
         await self.feeds.start()
 
     async def _bind(self, key: str, server: HttpServer | WireServer, host: str, port: int) -> None:
@@ -255,7 +261,9 @@ class Gateway:
             self._access.close()
             self._access = open_access_log(config.log)
         self._config = config
-        self._tenants = open_tenants(config, self._meters)
+        self._tenants = open_tenants(config)
+        self._limiter.away = config.tenancy.without_redis
+        self._keep_out_unfit(config)
         self.pipeline.reconfigure(config, self._tenants)
         self.app.reconfigure(config.listen, self._access, self._tenants)
         if changes.touches("workers."):
@@ -263,6 +271,10 @@ class Gateway:
         if changes.touches("discovery."):
             await self.feeds.replace_lists(config.discovery)
         return changes
+
+    def _keep_out_unfit(self, config: GatewayConfig) -> None:
+        unfit = unfit_for(config, self._tenants)
+        self.router.accept(lambda info: unfit(info.engine))
 
     def _trust_changed(self, change: TrustChange) -> None:
         log = self._log.info if change.raised else self._log.warning
@@ -297,9 +309,8 @@ class Gateway:
 
     async def close(self) -> None:
         """Stop everything, however far ``start`` came."""
-        for task in (self._watch, self._growing):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._foster is not None:
             self._foster.close()
         for server, listeners in self._listeners.values():
@@ -307,6 +318,7 @@ class Gateway:
                 listener.close()
             await server.shutdown(0.5)
         await self.feeds.stop()
+        await self._limiter.close()
         await self.prompts.close()
         await self.upstream.close()
         self._access.close()

@@ -256,16 +256,30 @@ class TenancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "off"],
         doc("auto: once there are API keys, tenants share no cached prefixes; off: all share all."),
     ] = "auto"
+    unisolated: Annotated[
+        Literal["refuse", "allow"],
+        doc(
+            "Workers whose engine understands no cache salt, while tenants are to be kept apart: "
+            "refuse = no request goes there; allow = tenants share that engine's cache."
+        ),
+    ] = "refuse"
     requests_per_minute: Annotated[
-        NonNegative, doc("Of a tenant without a limit of its own, per gateway; 0 = no limit.")
+        NonNegative, doc("Of a tenant without a limit of its own; 0 = no limit.")
     ] = 0.0
     prompt_tokens_per_minute: Annotated[
-        NonNegative, doc("Of a tenant without a limit of its own, per gateway; 0 = no limit.")
+        NonNegative, doc("Of a tenant without a limit of its own; 0 = no limit.")
     ] = 0.0
     concurrent: Annotated[
         Annotated[int, msgspec.Meta(ge=0)],
-        doc("Requests of a tenant at a time, per gateway; 0 = no limit."),
+        doc("Requests of a tenant at a time; 0 = no limit."),
     ] = 0
+    without_redis: Annotated[
+        Literal["open", "closed"],
+        doc(
+            "Limits are counted in Redis for all gateways. While it is away: open = each gateway "
+            "counts for itself; closed = requests of tenants with limits get 503."
+        ),
+    ] = "open"
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,19 +10,23 @@ from secrets import token_hex
 from gateway.admin import Report, check_token
 from gateway.config import GatewayConfig, LedgerConfig
 from gateway.discovery.static import static_listing
+from gateway.engines.catalogue import AUTO
 from gateway.feeds.sources import make_sources
 from gateway.keysfile import default_limits, read_keys
 from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
 from gateway.plugins import all_policies
+from gateway.sharedlimits import Limiter
 from gateway.spans import Tracing
-from gateway.tenancy import Meters, Tenant, Tenants, plain_keys
+from gateway.tenancy import Meters, Tenant, Tenants, cannot_isolate, plain_keys
 from gateway.tracesink import TraceSink
 from gateway.upstream import Upstream
 from gateway.upstream_aiohttp import AiohttpUpstream
 from gateway.wire.client import WireUpstream
 from shared import redisurl
 from shared.errors import ConfigError, InternalError, NotFound
+from shared.rediskeys import RedisKeys
+from shared.redislink import RedisLink
 from shared.spans import open_export
 
 
@@ -31,7 +35,7 @@ def check_config(config: GatewayConfig) -> None:
     check_token(config)
     all_policies(config.routing)
     static_listing(config.workers)
-    _all_keys(config)
+    _check_engines(config)
     make_sources(config.discovery, clock=time.monotonic, rng=Random())
     if config.ledger.decisions and not config.ledger.trace:
         raise ConfigError("ledger.decisions", True, "needs [ledger] trace, beside which they lie")
@@ -47,14 +51,44 @@ def check_config(config: GatewayConfig) -> None:
             raise ConfigError("ledger.stream_records", config.ledger.stream_records, reason)
 
 
-def open_tenants(config: GatewayConfig, meters: Meters) -> Tenants:
+def open_tenants(config: GatewayConfig) -> Tenants:
     """Who may ask.
 
     :raises ConfigError: the file of keys makes no sense.
     """
     isolate = config.tenancy.isolation == "auto"
     keys = _all_keys(config)
-    return Tenants(keys, config.deployment.hash_key, isolate=isolate, meters=meters)
+    return Tenants(keys, config.deployment.hash_key, isolate=isolate)
+
+
+def _check_engines(config: GatewayConfig) -> None:
+    """Engines that are named already; others are kept out when they have said what they are."""
+    unfit = unfit_for(config, open_tenants(config))
+    named = [(one.engine, one.url) for one in config.workers.static]
+    if config.workers.urls:
+        named.append((config.workers.engine, config.workers.urls[0]))
+    for make, url in named:
+        why = "" if make == AUTO else unfit(make)
+        if why:
+            reason = f"{why}; [tenancy] unisolated = 'allow' lets them"
+            raise ConfigError("tenancy.unisolated", url, reason)
+
+
+def unfit_for(config: GatewayConfig, tenants: Tenants) -> Callable[[str], str]:
+    """Why an engine, by its name, must not serve these tenants; empty if it may."""
+    if config.tenancy.unisolated == "allow" or not tenants.apart:
+        return lambda make: ""
+    return cannot_isolate
+
+
+def open_limiter(config: GatewayConfig, meters: Meters) -> Limiter:
+    """What lets requests in, counted in Redis if there is one."""
+    redis, link = config.redis, None
+    if redis.url != "none":
+        link = RedisLink(redis.url, redis.timeout_ms / 1000, "headwater-limits")
+    keys, name = RedisKeys(config.deployment.name), token_hex(8)
+    away = config.tenancy.without_redis
+    return Limiter(meters, link, keys, name, away=away, clock=time.monotonic, rng=Random())
 
 
 def _all_keys(config: GatewayConfig) -> dict[bytes, Tenant]:

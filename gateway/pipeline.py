@@ -37,6 +37,7 @@ from gateway.records import Outcome, RequestRecord
 from gateway.refusals import AttemptFailed
 from gateway.retries import RetryBudget
 from gateway.router import Router
+from gateway.sharedlimits import Limiter
 from gateway.spans import Tracing
 from gateway.streaming import error_event
 from gateway.telemetry import PrometheusSink, RecordSink
@@ -67,6 +68,7 @@ class Parts:
     """Each gets every record; ``metrics`` is one of them."""
     config: GatewayConfig
     tenants: Tenants
+    limiter: Limiter
     traces: Sequence[Callable[[Route | None, RequestRecord], None]] = ()
     """Told about each attempt with the decision behind it; None: the request was rejected."""
     suspect: Callable[[WorkerId], None] = lambda worker: None
@@ -91,7 +93,7 @@ class Pipeline:
         self._spans = parts.spans
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
-        self._tenants = parts.tenants
+        self._tenants, self._limiter = parts.tenants, parts.limiter
         self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
         self._running: set[Work] = set()
 
@@ -132,16 +134,17 @@ class Pipeline:
         return msgspec.structs.replace(request, cache_salt=salt)
 
     async def _metered(self, item: Work, client: Client) -> None:
-        """Serve it if its tenant may ask so much. Raises ``RateLimited``."""
-        tenant, now = item.inbound.tenant, self._clock()
+        """Serve it if its tenant may ask so much. Raises ``RateLimited`` (see ``Limiter``)."""
+        tenant = item.inbound.tenant
+        limits = self._tenants.limits(tenant)
         try:
-            self._tenants.enter(tenant, item.query.prompt_tokens, now)
-        except RateLimited as error:
+            await self._limiter.enter(tenant, limits, item.query.prompt_tokens)
+        except (RateLimited, NoCapacity) as error:
             raise self._rejected(item, Reject(error, "tenant_limit")) from None
         try:
             await self._run(item, client)
         finally:
-            self._tenants.leave(tenant)
+            self._limiter.leave(tenant)
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""

@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 OPERATOR = "operator"
+RULE = "rule"
+"""What drains a worker that must not serve here (:meth:`Router.accept`)."""
 _RETRY_AFTER_S = 1.0
 _TIDY_BUDGET = 4096
 
@@ -86,13 +88,28 @@ class Router:
         self._knowledge = Knowledge(index, config.ghost_blocks, on_trust)
         self._reader = IndexReader(index, self._knowledge, config.index_max_blocks)
         self._outcomes = Outcomes(self._fleet, self._rates, self._knowledge)
+        self._unfit: Callable[[WorkerInfo], str] = lambda info: ""
 
     # ---------------------------------------------------------------- facts that come in
 
     def join(self, info: WorkerInfo, now: float) -> None:
         """A worker is there. Idempotent; a new epoch means it restarted and holds nothing."""
         member, fresh = self._fleet.join(info, now)
+        self._judge(member)
         self._knowledge.join(member, fresh=fresh)
+
+    def accept(self, unfit: Callable[[WorkerInfo], str]) -> None:
+        """Give workers for which ``unfit`` names a reason no request, now and when they join."""
+        self._unfit = unfit
+        for member in self._fleet:
+            self._judge(member)
+
+    def _judge(self, member: Member) -> None:
+        why = self._unfit(member.info)
+        if why:
+            member.drains[RULE] = why
+        else:
+            member.drains.pop(RULE, None)
 
     def leave(self, worker: WorkerId, now: float, reason: str) -> None:
         """A worker is gone; running leases stay valid. Unknown workers are fine."""

@@ -33,6 +33,11 @@ class Limits:
     prompt_tokens_per_minute: float = 0.0
     concurrent: int = 0
 
+    @property
+    def any(self) -> bool:
+        """There is one."""
+        return bool(self.concurrent or self.requests_per_minute or self.prompt_tokens_per_minute)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
@@ -62,11 +67,8 @@ class Tenants:
     :param isolate: prompts of different tenants are kept apart.
     """
 
-    def __init__(
-        self, keys: Mapping[bytes, Tenant], secret: bytes, *, isolate: bool, meters: Meters
-    ) -> None:
+    def __init__(self, keys: Mapping[bytes, Tenant], secret: bytes, *, isolate: bool) -> None:
         self._keys, self._secret, self._isolate = dict(keys), secret, isolate
-        self._meters = meters
         self._by_name = {tenant.name: tenant for tenant in keys.values()}
 
     @property
@@ -78,6 +80,11 @@ class Tenants:
     def isolating(self) -> bool:
         """Some prompts get a salt."""
         return self._isolate and any(tenant.scope for tenant in self._by_name.values())
+
+    @property
+    def apart(self) -> bool:
+        """There are prompts of different tenants that must not meet in a cache. Pure."""
+        return self._isolate and len({tenant.scope for tenant in self._by_name.values()}) > 1
 
     def of_key(self, key: bytes) -> Tenant | None:
         """Whose key it is. Looked up by its digest, so that the time tells nothing about others."""
@@ -93,16 +100,9 @@ class Tenants:
         code = hmac.digest(self._secret, _VERSION + parts, "sha256")[:_SALT_BYTES]
         return urlsafe_b64encode(code).decode()
 
-    def enter(self, name: str, tokens: int, now: float) -> None:
-        """A request begins whose prompt has so many tokens (0 = not known).
-
-        Raises :class:`RateLimited`, and then it has not begun.
-        """
-        self._meters.enter(name, self._by_name.get(name, NOBODY).limits, tokens, now)
-
-    def leave(self, name: str) -> None:
-        """A request that entered is over."""
-        self._meters.leave(name)
+    def limits(self, name: str) -> Limits:
+        """What a tenant may ask. Pure."""
+        return self._by_name.get(name, NOBODY).limits
 
 
 @dataclass(slots=True)
@@ -121,6 +121,30 @@ class _Meter:
         self.tokens = max(0.0, self.tokens - passed * limits.prompt_tokens_per_minute)
 
 
+AT_A_TIME, REQUESTS, TOKENS = 1, 2, 3
+"""Which limit refuses."""
+
+
+def refusal(what: int, limits: Limits, wait_s: float) -> RateLimited | None:
+    """The error for a limit that was met (:data:`AT_A_TIME`, ...; 0: none was). Pure."""
+    if what == AT_A_TIME:
+        return RateLimited(
+            f"{limits.concurrent} requests of this key are running, the most it may have.",
+            code="concurrency_limit",
+            retry_after_s=wait_s,
+        )
+    if what not in (REQUESTS, TOKENS):
+        return None
+    rate, unit = limits.requests_per_minute, "requests"
+    if what == TOKENS:
+        rate, unit = limits.prompt_tokens_per_minute, "prompt tokens"
+    return RateLimited(
+        f"This key may ask {rate:g} {unit} a minute.",
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
+    )
+
+
 class Meters:
     """How much each tenant has used, at this gateway. Outlives a change of the configuration."""
 
@@ -128,32 +152,43 @@ class Meters:
         self._meters: dict[str, _Meter] = {}
 
     def enter(self, name: str, limits: Limits, tokens: int, now: float) -> None:
-        """See :meth:`Tenants.enter`. A prompt beyond a minute's allowance waits for all of it."""
+        """A request begins whose prompt has so many tokens (0 = not known).
+
+        Raises :class:`RateLimited`, and then it has not begun. A prompt beyond a minute's allowance
+        waits for all of it.
+        """
         meter = self._meters.setdefault(name, _Meter(at=now))
         meter.flow(limits, now)
+        what, wait_s = 0, 0.0
         if limits.concurrent and meter.running >= limits.concurrent:
-            raise RateLimited(
-                f"{limits.concurrent} requests of this key are running, the most it may have.",
-                code="concurrency_limit",
-                retry_after_s=1.0,
-            )
-        for what, rate, used, asked in (
-            ("requests", limits.requests_per_minute, meter.requests, 1.0),
-            ("prompt tokens", limits.prompt_tokens_per_minute, meter.tokens, float(tokens)),
-        ):
-            over = used + min(asked, max(1.0, rate)) - max(1.0, rate)
-            if rate and over > 1e-9:
-                raise RateLimited(
-                    f"This key may ask {rate:g} {what} a minute.",
-                    code="rate_limit_exceeded",
-                    retry_after_s=over / rate * _MINUTE_S,
-                )
+            what, wait_s = AT_A_TIME, 1.0
+        else:
+            for kind, rate, used, asked in (
+                (REQUESTS, limits.requests_per_minute, meter.requests, 1.0),
+                (TOKENS, limits.prompt_tokens_per_minute, meter.tokens, float(tokens)),
+            ):
+                over = used + min(asked, max(1.0, rate)) - max(1.0, rate)
+                if rate and over > 1e-9:
+                    what, wait_s = kind, over / rate * _MINUTE_S
+                    break
+        refused = refusal(what, limits, wait_s)
+        if refused is not None:
+            raise refused
+        self._add(meter, tokens)
+
+    def note(self, name: str, limits: Limits, tokens: int, now: float) -> None:
+        """The same of a request that was let in elsewhere."""
+        meter = self._meters.setdefault(name, _Meter(at=now))
+        meter.flow(limits, now)
+        self._add(meter, tokens)
+
+    def _add(self, meter: _Meter, tokens: int) -> None:
         meter.requests += 1
         meter.tokens += tokens
         meter.running += 1
 
     def leave(self, name: str) -> None:
-        """See :meth:`Tenants.leave`."""
+        """A request that entered is over."""
         meter = self._meters.get(name)
         if meter is not None:
             meter.running -= 1
@@ -164,11 +199,18 @@ class Meters:
         return 0 if meter is None else meter.running
 
 
+def cannot_isolate(make: str) -> str:
+    """Why an engine cannot keep tenants apart; empty if it can. Pure."""
+    if engine(make).salting is not Salting.NONE:
+        return ""
+    return f"tenants would share the prefix cache of {make}: it understands no cache_salt"
+
+
 def shared_caches(workers: Iterable[WorkerStatus]) -> list[str]:
     """One line for each make of engine that cannot keep tenants apart. Pure."""
     names: dict[str, list[str]] = {}
     for worker in workers:
-        if engine(worker.engine).salting is Salting.NONE:
+        if cannot_isolate(worker.engine):
             names.setdefault(worker.engine, []).append(worker.id)
     return [
         f"tenants share the prefix cache of {make} ({', '.join(sorted(found)[:3])}"

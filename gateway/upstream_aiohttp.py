@@ -119,6 +119,15 @@ class _Connector(aiohttp.TCPConnector):
         return await super()._create_connection(req, traces, timeout)
 
 
+def _understood(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
+    """The response, unless it has a transfer coding besides ``chunked``: nobody asked for one."""
+    codings = ",".join(response.headers.getall("Transfer-Encoding", ()))
+    if codings.strip().lower() in ("", "chunked"):
+        return response
+    response.close()
+    raise UpstreamBroken("the worker's answer is no valid HTTP")
+
+
 class _Call:
     """The context manager of one call."""
 
@@ -189,7 +198,7 @@ class AiohttpUpstream:
         for _ in range(MAX_STALE):
             self._connector.fresh.set(False)
             try:
-                return await self._once(method, url, headers, body, timeouts)
+                return _understood(await self._once(method, url, headers, body, timeouts))
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 mapped = _mapped(error)
                 connected = isinstance(mapped, UpstreamBroken)

@@ -15,6 +15,7 @@ HeadwaterError
     |-- RateLimited           429    has retry_after_s
     |-- HeadTooLarge          431
     |-- InternalError         500    ours
+    |-- NotImplementedHere    501
     |-- UpstreamFailed        502    the worker's
     |-- NoCapacity            503    has retry_after_s
     `-- DeadlineExceeded      504
@@ -155,6 +156,13 @@ class RateLimited(ApiError):
 
 class InternalError(ApiError):
     """500: our fault."""
+
+
+class NotImplementedHere(ApiError):
+    """501: the request needs a part of HTTP that is not spoken here."""
+
+    status = 501
+    type = "invalid_request_error"
 
 
 class UpstreamFailed(ApiError):

@@ -92,6 +92,10 @@ class RedisKeys:
         """STREAM of ledger lines of all gateways, where it is asked for."""
         return f"hw:{{{self.deployment}.g}}:ledger"
 
+    def limits(self, tenant: str) -> str:
+        """HASH: what a tenant has used of its limits, and how much runs at each gateway."""
+        return f"hw:{{{self.deployment}.t.{tenant}}}:limits"
+
     def gateways(self) -> str:
         """SET of gateway ids that share bookings; in the same slot as their values."""
         return f"hw:{{{self.deployment}.g}}:gateways"

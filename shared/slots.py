@@ -27,6 +27,8 @@ def key_of(command: Sequence[Any]) -> str | None:
     name = str(command[0])
     if name in _KEYLESS:
         return None
+    if name == "EVAL":
+        return str(command[3])
     if name == "XREAD":
         return str(command[command.index("STREAMS") + 1])
     return str(command[2 if name in _SECOND else 1])

@@ -251,6 +251,9 @@ class Connection(asyncio.Protocol):
             self._interim = True
             self.headers.clear()
             return
+        codings = b",".join(v for n, v in self.headers if n.lower() == b"transfer-encoding")
+        if codings and codings.strip().lower() != b"chunked":
+            raise httptools.HttpParserError("a transfer coding that nobody asked for")
         self.status, self.has_head = status, True
 
     def on_body(self, data: bytes) -> None:

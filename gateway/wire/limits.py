@@ -14,7 +14,9 @@ LINGER_S = 5.0
 """After an early answer, how long the rest of a body is read and thrown away."""
 MAX_HEAD_BYTES = 65_536
 MAX_PIPELINED = 16
-"""Requests that may wait on one connection behind the one being answered."""
+"""About so many requests of one connection are read ahead; the rest waits unread."""
+SLICE_BYTES = 1024
+"""What is parsed at a time of a read that holds more requests than that."""
 BACKLOG = 4096
 STALL_S = 60.0
 """A client that takes in nothing of its answer for so long has left: the connection is cut, and the

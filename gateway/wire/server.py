@@ -3,7 +3,9 @@
     head -> task(handler) ... body -> answer -> (next request of the connection | close)
 
 - llhttp is strict: what could be framed in two ways is refused (400) and the connection closed.
-- Requests behind the one being answered wait in line, and reading pauses meanwhile.
+- Requests behind the one being answered wait in line, and reading pauses meanwhile. What one read
+  brought beyond a few of them stays unread bytes until it is their turn.
+- The next request waits until the client has taken in what was answered before.
 - A client that leaves cancels its handler.
 - After an answer before the end of a body the rest is read and thrown away for a while: closed at
   once, the client might never see the answer.
@@ -12,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from socket import socket
@@ -23,6 +24,7 @@ import httptools
 from gateway.exchange import error_answer
 from gateway.wire import limits
 from gateway.wire.answers import Dates, whole_head
+from gateway.wire.heading import read_head
 from gateway.wire.request import ServerRequest
 from shared.errors import ApiError, BadRequest, HeadTooLarge
 
@@ -32,8 +34,7 @@ _NO_HTTP = BadRequest("The request is not valid HTTP.")
 _HEAD_TOO_LARGE = HeadTooLarge(
     f"The request line and headers are larger than the limit of {limits.MAX_HEAD_BYTES} bytes."
 )
-_AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-"""What comes before the path in the absolute form."""
+_END_OF_HEAD = b"\r\n\r\n"
 
 
 class ServerConnection(asyncio.Protocol):
@@ -43,6 +44,7 @@ class ServerConnection(asyncio.Protocol):
         "_closing",
         "_drained",
         "_head_bytes",
+        "_held",
         "_line",
         "_linger",
         "_loop",
@@ -69,6 +71,8 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._held = b""
+        """What one read brought beyond the requests that may wait in line."""
         self._unsent = 0
         self._paused = False
         self._resumes = False
@@ -150,6 +154,8 @@ class ServerConnection(asyncio.Protocol):
     async def _serve(self, request: ServerRequest) -> None:
         try:
             await self._server.handler(request, self)
+            if len(self._line) > 1 or self._held:
+                await self.drain()  # or answers to requests in line would pile up
         except ConnectionError:
             self.abort()
         except BaseException:
@@ -204,8 +210,17 @@ class ServerConnection(asyncio.Protocol):
 
     def _unpause(self) -> None:
         if self._paused and len(self._line) <= 1 and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
+            held, self._held = self._held, b""
+            if held:
+                self._receive(held)
+            if not self._held and len(self._line) <= 1 and not self.lost:
+                self._paused = False
+                self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
 
     def _refuse(self, error: ApiError) -> None:
         """What came is no HTTP, or too much of it. Never quotes what the client sent."""
@@ -234,23 +249,40 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
+        if self._held:  # read before the pause came into force
+            self._held += data
+        else:
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        """Parse; of more requests than may wait in line only the first few."""
+        if len(self._line) + data.count(_END_OF_HEAD) <= limits.MAX_PIPELINED:
+            self._parse(data)
+        else:
+            at = 0
+            while at < len(data) and len(self._line) < limits.MAX_PIPELINED and not self._closing:
+                self._parse(data[at : at + limits.SLICE_BYTES])
+                at += limits.SLICE_BYTES
+            if not self._closing:
+                self._held = data[at:]
+        if len(self._line) > 1 or self._held:
+            self._pause()
+
+    def _parse(self, data: bytes) -> None:
         if self._closing:
             return
         self._head_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            too_large = isinstance(error.__context__, HeadTooLarge)
-            self._refuse(_HEAD_TOO_LARGE if too_large else _NO_HTTP)
+            told = error.__context__
+            self._refuse(told if isinstance(told, ApiError) else _NO_HTTP)
             return
         current = self.current
         if not current.method and self._head_bytes > limits.MAX_HEAD_BYTES:
             self._refuse(_HEAD_TOO_LARGE)
             return
         current.wake()
-        if len(self._line) > 1 and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -329,9 +361,6 @@ class ServerConnection(asyncio.Protocol):
             if size > limits.MAX_HEAD_BYTES:
                 raise _HEAD_TOO_LARGE
         read_head(current, self._parser)
-        if len(self._line) >= limits.MAX_PIPELINED:
-            self._closing = True
-            return
         self._line.append(current)
         if self._task is None:
             self._begin()
@@ -349,26 +378,6 @@ class ServerConnection(asyncio.Protocol):
             self._linger.cancel()
             self._linger = None
             self._go_on(self.current)
-
-
-def read_head(request: ServerRequest, parser: httptools.HttpRequestParser) -> None:
-    """Fill in what follows from the head. Raises ``HttpParserError`` for what is ambiguous."""
-    headers = request.headers
-    request.old = parser.get_http_version() == "1.0"
-    hosts = headers.getall("Host", ())
-    if len(hosts) != 1 and not (request.old and not hosts):
-        raise httptools.HttpParserError("a request names one host")
-    request.method = parser.get_method().decode("ascii")
-    request.keep_alive = parser.should_keep_alive()
-    target = request.target
-    if not target.startswith("/"):  # the absolute form, as proxies send it
-        rest = _AUTHORITY.sub("", target, count=1)
-        target = target if rest == target else rest if rest.startswith("/") else f"/{rest}"
-        request.target = target
-    request.path = target.partition("?")[0].partition("#")[0]
-    length = headers.get("Content-Length")
-    request.length = int(length) if length is not None else None
-    request.expects = headers.get("Expect", "").lower() == "100-continue"
 
 
 class WireServer:

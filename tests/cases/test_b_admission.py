@@ -100,7 +100,8 @@ async def waiting(admin: str, wanted: int) -> None:
 
 async def test_tenants_share_what_there_is(stub, serve) -> None:
     workers = await slow(stub, 1, 0.15)
-    many = {**SMALL, "admission.queue": 100, "listen.api_keys": ("one", "two")}
+    many = {**SMALL, "admission.queue": 100, "listen.api_keys": ("one", "two"),
+            "tenancy.unisolated": "allow"}  # fmt: skip
     served = await serve(*workers, **many)
 
     def send(key: str, n: int) -> asyncio.Task[Reply]:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from caserig import COMPLETIONS, GatewayLauncher
 from conftest import WorkerProcess
 from rig import CHAT, RawClient, Reply, ask, chat, completion, eventually
 
+from gateway.config import (
+    GatewayConfig,
+    ListenConfig,
+    StaticWorker,
+    TenancyConfig,
+    WorkersConfig,
+)
 from gateway.engines import plain
 from gateway.engines.base import Salting
+from gateway.openers import check_config
+from shared.errors import ConfigError
 
 KEYS = {"HEADWATER_LISTEN__API_KEYS": "sk-one,sk-two"}
+TWO = {"listen.api_keys": "sk-one,sk-two", "tenancy.unisolated": "allow"}
 
 
 def bearer(key: str) -> tuple[str, str]:
@@ -73,7 +84,8 @@ async def test_groups_and_shared_tenants(stub, serve, tmp_path) -> None:
         )
         + '[tenants.a]\ngroup = "g"\n[tenants.b]\ngroup = "g"\n[tenants.d]\nshared = true\n'
     )
-    served = await serve(worker, **{"tenancy.keys_file": str(file)})
+    allowed = {"tenancy.unisolated": "allow"}
+    served = await serve(worker, **{"tenancy.keys_file": str(file), **allowed})
     worker.respond = lambda seen: completion()
 
     async def matched(name: str, text: str) -> int:
@@ -89,6 +101,50 @@ async def test_groups_and_shared_tenants(stub, serve, tmp_path) -> None:
     assert "understands no cache_salt" in str((await ask(served.url, "/ready")).json["notes"])
     # This make of engine knows no salt, so none is sent.
     assert all("cache_salt" not in seen.json for seen in worker.seen)
+
+
+async def test_an_engine_that_cannot_keep_tenants_apart_gets_no_request(stub, serve) -> None:
+    worker = await stub()
+    worker.respond = lambda seen: completion()
+    served = await serve(worker, wait=False, **{"listen.api_keys": "sk-one,sk-two"})
+    await eventually(lambda: served.gateway.router.workers(0.0))
+    reply = await ask(served.url, CHAT, chat(), bearer("sk-one"))
+    assert reply.status == 503
+    assert worker.seen == []
+    ready = await ask(served.url, "/ready")
+    assert ready.status == 503
+    assert "understands no cache_salt" in str(ready.json["reasons"])
+    # With the override, at once; and kept out again without it.
+    config = served.gateway._config
+    for unisolated, status in (("allow", 200), ("refuse", 503)):
+        tenancy = msgspec.structs.replace(config.tenancy, unisolated=unisolated)
+        await served.gateway.reload(msgspec.structs.replace(config, tenancy=tenancy))
+        assert (await ask(served.url, CHAT, chat(), bearer("sk-one"))).status == status
+
+
+async def test_one_tenant_has_nobody_to_be_kept_apart_from(stub, serve) -> None:
+    worker = await stub()
+    worker.respond = lambda seen: completion()
+    served = await serve(worker, **{"listen.api_keys": "sk-one"})
+    assert (await ask(served.url, CHAT, chat(), bearer("sk-one"))).status == 200
+
+
+@pytest.mark.parametrize("make", ["openai", "tgi", "llamacpp", "vllm", "sglang", "headwater"])
+def test_a_gateway_does_not_start_with_named_engines_that_cannot(make) -> None:
+    keys = ListenConfig(api_keys=("one", "two"))
+    for workers in (
+        WorkersConfig(urls=("http://w:1",), engine=make),
+        WorkersConfig(static=(StaticWorker("http://w:1", engine=make),)),
+    ):
+        check_config(GatewayConfig(workers=workers))
+        allowed = TenancyConfig(unisolated="allow")
+        check_config(GatewayConfig(listen=keys, workers=workers, tenancy=allowed))
+        config = GatewayConfig(listen=keys, workers=workers)
+        if make in ("vllm", "sglang", "headwater"):
+            check_config(config)
+        else:
+            with pytest.raises(ConfigError, match=r"tenancy\.unisolated"):
+                check_config(config)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", CHAT, COMPLETIONS])
@@ -112,9 +168,7 @@ async def test_an_engine_that_understands_salts_gets_them_on_every_route(
 
 async def test_limits(stub, serve) -> None:
     worker = await stub()
-    served = await serve(
-        worker, **{"listen.api_keys": "sk-one,sk-two", "tenancy.requests_per_minute": 3}
-    )
+    served = await serve(worker, **{**TWO, "tenancy.requests_per_minute": 3})
     worker.respond = lambda seen: completion()
     statuses = []
     for _ in range(5):

@@ -163,6 +163,7 @@ BROKEN = {
     "a bad chunk size": [CHUNKED, b"2\r\nok\r\nzz\r\n"],
     "two lengths": [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok"],
     "a negative length": [b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\nok"],
+    "another coding": [CHUNKED.replace(b"chunked", b"gzip, chunked"), b"2\r\nok\r\n0\r\n\r\n"],
     "another protocol": [b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nxxxx"],
 }
 

@@ -16,6 +16,7 @@ from rig import CHAT, DONE, ROLE, STOP, chat, delta, usage, usage_event
 from gateway.config import GatewayConfig, RoutingConfig
 from gateway.exchange import Answer, ClientGone, Headers, Inbound
 from gateway.index.table import PrefixTable
+from gateway.openers import open_limiter
 from gateway.pipeline import Parts, Pipeline
 from gateway.prompts import Prompt
 from gateway.records import Outcome, RequestRecord
@@ -164,7 +165,8 @@ class Bench:
                 metrics=metrics,
                 sinks=[metrics, self.kept],
                 config=config,
-                tenants=Tenants({}, b"", isolate=True, meters=Meters()),
+                tenants=Tenants({}, b"", isolate=True),
+                limiter=open_limiter(config, Meters()),
                 suspect=self.suspected.append,
                 clock=lambda: self.now,
             )

@@ -22,7 +22,7 @@ SHARED = Tenant(name="s", scope=b"")
 
 def tenants(*, isolate: bool = True, secret: bytes = b"k") -> Tenants:
     keys = {digest(one.name.encode()): one for one in (A, B, SHARED)}
-    return Tenants(keys, secret, isolate=isolate, meters=Meters())
+    return Tenants(keys, secret, isolate=isolate)
 
 
 @given(st.text(), st.text())
@@ -38,7 +38,7 @@ def test_salts_keep_tenants_and_their_own_salts_apart(one: str, two: str) -> Non
 def test_no_scope_ends_where_a_salt_begins(one: bytes, own: str, two: bytes, other: str) -> None:
     def salt(scope: bytes, client: str) -> str:
         tenant = Tenant(name="t", scope=b"x" + scope)
-        return Tenants({b"": tenant}, b"k", isolate=True, meters=Meters()).salt("t", client)
+        return Tenants({b"": tenant}, b"k", isolate=True).salt("t", client)
 
     assert (salt(one, own) == salt(two, other)) is ((one, own) == (two, other))
 
@@ -48,7 +48,7 @@ def test_who_needs_no_salt() -> None:
     assert tenants().salt("", "mine") == "mine"
     assert tenants(isolate=False).salt("a", "") == ""
     assert tenants(secret=b"k").salt("a", "") != tenants(secret=b"j").salt("a", "")
-    assert not Tenants({}, b"k", isolate=True, meters=Meters()).isolating
+    assert not Tenants({}, b"k", isolate=True).isolating
 
 
 def test_keys_are_known_by_their_digest() -> None:
@@ -78,11 +78,11 @@ def test_no_name_stands_for_a_plain_key_and_for_a_tenant_of_the_file(
     )
     file.write_text('[[keys]]\nkey = "z"\ntenant = "key3"\n')
     check_config(config)
-    book = open_tenants(config, Meters())
+    book = open_tenants(config)
     found = {book.of_key(key) for key in (b"x", b"y", b"z")}
     assert len({book.salt(tenant.name, "") for tenant in found if tenant}) == 3
     file.write_text(f'[[keys]]\nkey = "z"\ntenant = "{name}"\n')
-    for use in (check_config, lambda config: open_tenants(config, Meters())):
+    for use in (check_config, open_tenants):
         with pytest.raises(ConfigError, match=rf"tenancy\.keys_file: .*'{name}'"):
             use(config)
 

@@ -380,11 +380,87 @@ async def test_a_slow_client_that_takes_in_something_is_not_cut(
     writer.close()
 
 
-async def test_too_many_requests_in_line_close_the_connection(echo: tuple[Echo, int]) -> None:
+@pytest.mark.parametrize("sort", ["GET", "POST", "chunks"])
+async def test_however_many_requests_are_in_line_each_is_answered_and_few_are_read_ahead(
+    echo: tuple[Echo, int], sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, port = echo
-    got = await talk(port, GET * 1000)
+    longest = 0
+    begin = ServerConnection._begin
+
+    def watched(self: ServerConnection) -> None:
+        nonlocal longest
+        longest = max(longest, len(self._line))
+        begin(self)
+
+    monkeypatch.setattr(ServerConnection, "_begin", watched)
+    chunks = (
+        b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+    )
+    one = {"GET": GET, "POST": POST, "chunks": chunks}[sort]
+    got = await talk(port, one * 2000 + CLOSE)
     assert b"never closed" not in got
-    assert 1 <= len(server.seen) <= limits.MAX_PIPELINED + 1
+    assert got.count(b"HTTP/1.1 200 OK") == len(server.seen) == 2001
+    assert server.seen[-1][1] == "/last"
+    shortest = len(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert longest <= limits.MAX_PIPELINED + limits.SLICE_BYTES // shortest
+
+
+async def test_what_is_in_line_behind_what_is_no_request_is_answered_no_more(
+    echo: tuple[Echo, int],
+) -> None:
+    server, port = echo
+    got = await talk(port, GET * 100 + b"no HTTP\r\n\r\n" + GET * 100)
+    assert b"never closed" not in got
+    assert 1 <= len(server.seen) <= 100
+
+
+async def test_answers_to_a_client_that_reads_none_do_not_pile_up(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(GET.replace(b"/b", b"/large") * 40)
+    await reader.read(10)
+    await asyncio.sleep(0.3)
+    assert len(server.seen) <= 2
+    writer.transport.abort()
+
+
+CODINGS = {
+    "gzip, chunked": 501,
+    "deflate , chunked": 501,
+    "identity, chunked": 501,
+    ", chunked": 501,
+    "chunked;q=1, chunked": 501,
+    "chunked, chunked": 400,
+    "chunked": 200,
+    " Chunked": 200,
+    "gzip\r\nTransfer-Encoding: chunked": 501,
+    "chunked\r\nTransfer-Encoding: chunked": 400,
+    "gzip": 400,
+    "chunked, gzip": 400,
+}
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_of_transfer_codings_only_chunked_is_understood(
+    echo: tuple[Echo, int], coding: str
+) -> None:
+    """RFC 9112, 6.1: 501 for what is not understood; never coded bytes taken for plain ones."""
+    server, port = echo
+    head = f"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: {coding}\r\n\r\n".encode()
+    got = await talk(port, head + b"2\r\nhi\r\n0\r\n\r\n", end=CODINGS[coding] != 200)
+    assert got.startswith(b"HTTP/1.1 %d " % CODINGS[coding])
+    assert b"never closed" not in got
+    assert server.seen == ([("POST", "/a", b"hi")] if CODINGS[coding] == 200 else [])
+    if CODINGS[coding] != 200:
+        assert b"Connection: close" in got
+
+
+async def test_an_old_client_cannot_chunk(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    head = b"POST /a HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert (await talk(port, head + b"2\r\nhi\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    assert server.seen == []
 
 
 async def test_shutdown_waits_a_little_for_those_at_work(echo: tuple[Echo, int]) -> None:

@@ -202,7 +202,9 @@ async def test_other_routes_are_relayed_by_load(stub, serve) -> None:
 
 async def test_every_route_needs_the_key(stub, serve) -> None:
     worker = await stub()
-    served = await serve(worker, **{"listen.api_keys": "sk-one,sk-two"})
+    served = await serve(
+        worker, **{"listen.api_keys": "sk-one,sk-two", "tenancy.unisolated": "allow"}
+    )
     routes = [*app.GENERATE, *app.RELAYED, *app.READS - app.OPEN, "/v1/x", "/v1/models/m"]
     odd = ["//v1/chat/completions", "/V1/chat/completions", f"{CHAT}/", "/v1/%63hat/completions"]
     for route in [*routes, *odd, "/x/../v1/models", "/nothing"]:
