@@ -63,9 +63,7 @@ class Knowledge:
             self._promises.forget(member.id)
             if self._learner.knows(member.id) and not member.info.event_feed:
                 self.outbox.put(Fact(member.id, b""))
-            self._learner.join(
-                member.id, member.info.epoch, member.stride, member.kv_tokens_total()
-            )
+            self._learner.join(member.id, member.stride, member.kv_tokens_total())
             self._leave_aside(member.id)
             member.parity = Parity()
             feed = "no cache events yet" if member.info.event_feed else NO_FEED
@@ -107,7 +105,7 @@ class Knowledge:
         entries = self.entries(worker)
         self._promises.forget(worker)
         self._leave_aside(worker)
-        self._learner.join(worker, info.epoch, member.stride, member.kv_tokens_total())
+        self._learner.join(worker, member.stride, member.kv_tokens_total())
         self._index.forget(worker)
         self._index.join(worker, info.epoch, member.stride)
         if info.event_feed:
@@ -270,7 +268,6 @@ class Knowledge:
         *,
         judge: bool,
         now: float,
-        at: float,
     ) -> None:
         """A prompt was computed and answered.
 
@@ -305,7 +302,7 @@ class Knowledge:
             )
             if not member.info.event_feed:
                 self.outbox.put(Fact.of(member.id, request))
-            self._learn(member, expected.place, request, at)
+            self._learn(member, expected.place, request)
 
     def told(self, member: Member, fact: Fact) -> None:
         """Another gateway saw this worker answer, or restart."""
@@ -314,23 +311,22 @@ class Knowledge:
         if not fact.emptied:
             request = fact.served(self._learner.clock(member.id))
             self._ghosts.remember(request.keys)
-            self._learn(member, member.id, request, 0.0)
-        elif (batch := self._learner.cleared(member.id)) is not None:
-            self._index.apply(batch)
+            self._learn(member, member.id, request)
+        elif (change := self._learner.cleared(member.id)) is not None:
+            self._index.learn(member.id, change)
 
     def _comparable(self, member: Member, delivered: Delivered) -> bool:
         """Text on a worker whose events flow says nothing about these."""
         flow = self._trust.feed_state(member.id) is Trust.EXACT
         return not (delivered.text and flow)
 
-    def _learn(self, member: Member, place: WorkerId, request: Served, at: float) -> None:
+    def _learn(self, member: Member, place: WorkerId, request: Served) -> None:
         if place != member.id and not self._learner.knows(place):
-            epoch, stride = member.info.epoch, member.stride
-            self._learner.join(place, epoch, stride, member.kv_tokens_total())
-            self._index.join(place, epoch, stride)
-        batch = self._learner.served(place, request, at)
-        if batch is not None:
-            self._index.apply(batch)
+            self._learner.join(place, member.stride, member.kv_tokens_total())
+            self._index.join(place, member.info.epoch, member.stride)
+        change = self._learner.served(place, request)
+        if change is not None:
+            self._index.learn(place, change)
 
 
 def _aside(worker: WorkerId) -> WorkerId:

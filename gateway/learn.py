@@ -1,8 +1,8 @@
 """What a worker without cache events holds, learned from the requests it served.
 
-A served prompt is in the worker's cache: its keys enter the index under our own source name, in the
-order of their use. They leave it when so many others were used since that the worker cannot hold
-them any more (:mod:`gateway.recency`, :mod:`gateway.capacity`). ``cached_tokens`` corrects this:
+A served prompt is in the worker's cache: its keys enter the index in the order of their use. They
+leave it when so many others were used since that the worker cannot hold them any more
+(:mod:`gateway.recency`, :mod:`gateway.capacity`). ``cached_tokens`` corrects this:
 
     delivered as expected   the cache holds at least this much
     less than expected      what was used before the first missing block is gone as well (caches
@@ -23,13 +23,11 @@ from math import gcd
 import msgspec
 
 from gateway.capacity import ASSUMED, TOLD, CapacityEstimate
+from gateway.index.base import Learned
 from gateway.recency import Recency
 from shared.blocks import GRANULE
-from shared.events import CacheCleared, CacheEvent, EventBatch, removed, stored
-from shared.types import BlockKey, Epoch, WorkerId
+from shared.types import BlockKey, WorkerId
 
-SOURCE = "gateway"
-"""Name under which learned contents are numbered in the index."""
 DEFAULT_CAPACITY_TOKENS = 200_000
 EMPTY_AFTER = 3
 """So many answers in a row that reused nothing of what was expected: all is lost."""
@@ -80,21 +78,18 @@ class _Steps:
 
 @dataclass(slots=True)
 class _Memory:
-    epoch: Epoch
     stride: int
     capacity: CapacityEstimate
     told_blocks: float
     """As the worker said; 0 = it did not."""
     held: Recency = field(default_factory=Recency)
-    """What the index says it holds."""
-    past: Recency = field(default_factory=Recency)
-    """What went beyond the capacity: believed to be gone, and watched."""
+    """What the index says it holds. What went beyond the capacity is believed to be gone, and
+    watched."""
     steps: _Steps = field(default_factory=_Steps)
     missed: list[int] = field(default_factory=list)
     """Distances of the misses since something was delivered last, or all was given up."""
     doubted: list[int] = field(default_factory=list)
     """Those for which all was given up, while nothing has been delivered since."""
-    seq: int = 0
 
     @property
     def unit(self) -> int:
@@ -109,42 +104,32 @@ class _Memory:
             most = min(most, self.told_blocks)
         return max(_MIN_BLOCKS, int(most))
 
-    def distance(self, key: int) -> int | None:
-        """Blocks used since its last use; None: not known any more."""
-        near = self.held.distance(key)
-        if near is not None:
-            return near
-        far = self.past.distance(key)
-        return None if far is None else len(self.held) + far
-
 
 class Learner:
-    """Turns answered requests into event batches for the index."""
+    """Turns answered requests into changes of the index."""
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, _Memory] = {}
 
-    def join(self, worker: WorkerId, epoch: Epoch, stride: int, capacity_tokens: int) -> None:
+    def join(self, worker: WorkerId, stride: int, capacity_tokens: int) -> None:
         """A worker starts empty. ``capacity_tokens``: of its KV cache; 0 = unknown."""
         unit = stride * GRANULE
         told = capacity_tokens / unit
         believed = told or DEFAULT_CAPACITY_TOKENS / unit
         estimate = CapacityEstimate(believed, TOLD if told else ASSUMED)
-        self._workers[worker] = _Memory(epoch, stride, estimate, told)
+        self._workers[worker] = _Memory(stride, estimate, told)
 
     def knows(self, worker: WorkerId) -> bool:
         """It has joined and was not forgotten."""
         return worker in self._workers
 
-    def cleared(self, worker: WorkerId) -> EventBatch | None:
+    def cleared(self, worker: WorkerId) -> Learned | None:
         """Somebody saw that it restarted: it holds nothing of what was learned."""
         memory = self._workers.get(worker)
         if memory is None or not len(memory.held):
             return None
         self.reset(worker)
-        memory.seq += 1
-        events = (CacheCleared(),)
-        return EventBatch(worker, memory.epoch, SOURCE, memory.seq, 0.0, memory.stride, events)
+        return Learned(cleared=True)
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone."""
@@ -154,7 +139,7 @@ class Learner:
         """Its own events have replaced what was learned."""
         memory = self._workers.get(worker)
         if memory is not None:
-            memory.held, memory.past = Recency(memory.held.clock), Recency()
+            memory.held = Recency(memory.held.clock)
             memory.missed.clear()
             memory.doubted.clear()
 
@@ -178,54 +163,48 @@ class Learner:
         memory = self._workers.get(worker)
         return None if memory is None else memory.held.clock
 
-    def served(self, worker: WorkerId, request: Served, at: float) -> EventBatch | None:
-        """Take an answered request in; the batch says what changed in the index."""
+    def served(self, worker: WorkerId, request: Served) -> Learned | None:
+        """Take an answered request in; says what changed in the index, None: nothing."""
         memory = self._workers.get(worker)
         if memory is None:
             return None
-        keys: list[int] = list(request.keys[memory.stride - 1 :: memory.stride])
-        events = self._judge(memory, keys, request)
-        known = memory.past
-        known.drop(keys)
-        new = memory.held.touch(keys, request.output_tokens // memory.unit)
-        gone = memory.held.keep(memory.blocks)
-        if gone:
-            known.touch(gone[::-1])
-            known.keep(int(_PAST_SHARE * memory.blocks))
-        if new:
-            events.append(stored(new, None))
-        if gone:
-            events.append(removed(gone))
-        if not events:
+        stride = memory.stride
+        keys: Sequence[int] = request.keys[stride - 1 :: stride] if stride > 1 else request.keys
+        lost = self._judge(memory, keys, request)
+        held = memory.held
+        new = held.touch(keys, request.output_tokens // memory.unit)
+        gone = held.keep(memory.blocks, int(_PAST_SHARE * memory.blocks))
+        if new and held.used(new[-1]) is None:
+            # A prompt beyond the capacity: its end leaves at once, so it never came.
+            both = set(new).intersection(gone)
+            new, gone = [k for k in new if k not in both], [k for k in gone if k not in both]
+        if not (new or gone or lost or lost is None):
             return None
-        memory.seq += 1
-        return EventBatch(
-            worker, memory.epoch, SOURCE, memory.seq, at, memory.stride, tuple(events)
-        )
+        return Learned(cleared=lost is None, lost=lost or (), stored=new, evicted=gone)
 
-    def _judge(self, memory: _Memory, keys: list[int], request: Served) -> list[CacheEvent]:
-        """Learn from what was delivered; returns what it says about other prompts' blocks."""
+    def _judge(self, memory: _Memory, keys: Sequence[int], request: Served) -> Sequence[int] | None:
+        """Learn from what was delivered; returns which blocks are gone besides, None: all."""
         cached, clock = request.cached_tokens, request.clock
         if cached is None or clock is None:
-            return []
+            return ()
         blur = max(memory.unit, request.slack_tokens, memory.steps.blur(request.expected_tokens))
         if cached:
             memory.steps.see(cached)
             self._believe(memory, keys[: cached // memory.unit], clock)
         at = cached // memory.unit
         if at >= len(keys) or len(keys) * memory.unit - cached < blur:
-            return []
+            return ()
         used = memory.held.used(keys[at])
         if request.expected_tokens - cached >= blur and used is not None and used <= clock:
             return self._missed(memory, keys[at], empty=not cached)
-        far = memory.past.distance(keys[at])
+        far = memory.held.distance(keys[at])
         if used is None and far is not None and cached:
-            memory.capacity.miss(len(memory.held) + far)
+            memory.capacity.miss(far)
         # Otherwise it was never known, or was used again meanwhile: that tells nothing.
-        return []
+        return ()
 
     @staticmethod
-    def _believe(memory: _Memory, delivered: list[int], clock: int) -> None:
+    def _believe(memory: _Memory, delivered: Sequence[int], clock: int) -> None:
         """Something was delivered: what was missed before it was no flush."""
         for distance in memory.missed:
             memory.capacity.miss(distance)
@@ -235,16 +214,16 @@ class Learner:
             used = memory.held.used(key)
             if used is not None and used > clock:
                 continue  # a sibling's, who came in between
-            known = memory.distance(key)
+            known = memory.held.distance(key)
             if known is not None:
                 memory.capacity.hit(known)
             elif len(memory.held) >= memory.blocks:
                 # Forgotten, or somebody else's: at least as far away as all that is watched.
-                memory.capacity.hit(len(memory.held) + len(memory.past))
+                memory.capacity.hit(len(memory.held) + memory.held.watched)
             return
 
     @staticmethod
-    def _missed(memory: _Memory, missing: int, *, empty: bool) -> list[CacheEvent]:
+    def _missed(memory: _Memory, missing: int, *, empty: bool) -> Sequence[int] | None:
         distance = memory.held.distance(missing)
         assert distance is not None
         if empty:
@@ -254,10 +233,8 @@ class Learner:
                 for far in memory.doubted:
                     memory.capacity.miss(far)
                 memory.doubted, memory.missed = memory.missed, []
-                memory.held.clear()
-                memory.past.clear()
-                return [CacheCleared()]
+                memory.held = Recency(memory.held.clock)
+                return None
         else:
             memory.capacity.miss(distance)
-        gone = memory.held.drop_before(missing)
-        return [removed(gone)] if gone else []
+        return memory.held.drop_before(missing)

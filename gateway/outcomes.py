@@ -86,7 +86,6 @@ class Outcomes:
             # After a failed attempt elsewhere, or without its end, an answer proves nothing.
             judge=end.outcome is Outcome.OK and attempt.number == 1,
             now=now,
-            at=end.wall_at,
         )
 
     def _sample(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:

@@ -60,6 +60,9 @@ class Promises:
             del self._open[promise.worker], self._counts[promise.worker]
             return
         counts = self._counts[promise.worker]
+        if set(map(counts.get, promise.keys)) == {1}:  # nobody else's: all at once
+            deque(map(counts.pop, promise.keys), maxlen=0)
+            return
         for key in promise.keys:
             left = counts[key] - 1
             if left:

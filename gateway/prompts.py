@@ -128,6 +128,7 @@ class Prompts:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, tuple[float, str]] = {}
         self._roots: dict[Scope, bytes] = {}
+        self._text = TextChain()
         # One thread: long encodes queue behind each other instead of taking all cores.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
@@ -137,7 +138,7 @@ class Prompts:
         Never waits for a tokenizer. Raises ``BadRequest`` if the model's template refuses the
         messages.
         """
-        renderer: Renderer | TextChain | None = TextChain()
+        renderer: Renderer | TextChain | None = self._text
         if profile.tokenizer:
             renderer = self._renderers.get(profile.tokenizer)
         if renderer is None:

@@ -1,163 +1,240 @@
-"""Keys in the order of their last use, and how much was used since each: LRU stack distances.
+"""Blocks in the order of their last use, and how much was used since each: LRU stack distances.
 
 A cache of ``n`` blocks that evicts what was used longest ago holds exactly the keys at a distance
 below ``n``, whatever was hit and whatever was inserted in between.
+
+    oldest  [ .. watched .. | .............. held .............. ]  newest
+
+Keys come as prompts, and a key stands for all that comes before it: whoever uses a key uses those
+before it as well. So what is known is closed under taking prefixes, along a prompt the last uses
+never rise, and the blocks that were used last by one prompt are a slice of its keys:
+
+    use = prompt[lo:mid] held, prompt[mid:hi] watched      lo rises when others use the beginning,
+                                                           mid and hi fall when its end gets too old
+
+Ends of slices are found by bisection, and a prompt that goes on where its last turn ended keeps its
+use: only what is new, and what others used in between, is touched key by key.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 _FIRST_SIZE = 256
-_STALE = 16
-"""Keys that a use may list beyond twice those it still has."""
 
 
 @dataclass(slots=True, eq=False)
 class _Use:
-    """The keys that were used last by one and the same prompt."""
+    """The blocks that were used last by one and the same prompt."""
 
     number: int
     """Larger is later."""
     place: int
     """In the tree."""
-    keys: int = 0
-    order: list[int] = field(default_factory=list)
-    """Leaves before their ancestors; those that belong to a later use by now are still listed."""
+    path: Sequence[int] = ()
+    """The prompt's keys from ``base`` on; indices below count from its beginning."""
+    base: int = 0
+    lo: int = 0
+    mid: int = 0
+    hi: int = 0
+    unnamed: int = 0
+    """Further blocks, held while any of them is, whose keys nobody will ask for."""
+
+    @property
+    def held(self) -> int:
+        return self.mid - self.lo + self.unnamed
+
+    @property
+    def blocks(self) -> int:
+        return self.hi - self.lo + self.unnamed
+
+    def part(self, first: int, last: int) -> Sequence[int]:
+        return self.path[first - self.base : last - self.base]
+
+    def trim(self) -> None:
+        """Let go of keys that it has lost, once they are most of what it lists."""
+        if self.hi - self.lo < len(self.path) // 2:
+            self.path, self.base = self.part(self.lo, self.hi), self.lo
 
 
 class Recency:
-    """A set of keys with an order. ``touch`` is O(keys), ``distance`` is O(log uses).
-
-    Work per key is left to dictionaries as a whole; only work per use is done step by step.
+    """Held and watched blocks of one worker.
 
     :param clock: of the last use before.
     """
 
     def __init__(self, clock: int = 0) -> None:
-        self._keys: dict[int, _Use] = {}
+        self._known: dict[int, _Use] = {}
         self._uses: list[_Use] = []
         """By number."""
-        self._oldest = 0
-        """No use before this place has keys."""
+        self._edge = self._oldest = 0
+        """No use before these places has blocks that are held, or watched."""
         self._tree = [0] * (_FIRST_SIZE + 1)
-        """Fenwick tree over ``_uses``: how many keys each still has."""
-        self._unnamed = 0
+        """Fenwick tree over ``_uses``: how many blocks each still has."""
+        self._held = self.watched = 0
+        """``watched``: blocks that are not held any more, but known."""
         self.clock = clock
         """Number of the last use."""
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._keys
-
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._held
 
-    def touch(self, keys: Sequence[int], unnamed: int = 0) -> list[int]:
-        """A prompt's keys were used, first to last; returns those that were not there.
+    def touch(self, keys: Sequence[int], unnamed: int = 0) -> Sequence[int]:
+        """A prompt's keys were used, first to last; returns those that were not held.
 
         :param unnamed: so many further blocks, whose keys nobody will ask for (an answer's).
         """
-        use, known = self._new_use(), self._keys
-        distinct = dict.fromkeys(keys, use)
-        before: Counter[_Use | None] = Counter()
-        new = list(distinct)
-        if not known.keys().isdisjoint(distinct):
-            before.update(map(known.get, distinct))
-            new = [key for key in distinct if key not in known] if before.pop(None, 0) else []
-        known.update(distinct)
-        nameless = range(self._unnamed - unnamed, self._unnamed)
-        known.update(dict.fromkeys(nameless, use))
-        self._unnamed -= unnamed
-        use.order = [*reversed(distinct), *reversed(nameless)]
-        for earlier, count in before.items():
-            assert earlier is not None
-            self._count(earlier, -count)
-        self._count(use, len(use.order))
-        return new
-
-    def distance(self, key: int) -> int | None:
-        """How many other keys were used after it; None: it is not there. Pure."""
-        use = self._keys.get(key)
-        return None if use is None else len(self._keys) - self._up_to(use.place)
-
-    def used(self, key: int) -> int | None:
-        """``clock`` at its last use; None: it is not there. Pure."""
-        use = self._keys.get(key)
-        return None if use is None else use.number
-
-    def keep(self, most: int) -> list[int]:
-        """Take out the oldest keys beyond ``most``; returns them, unnamed ones aside."""
-        gone: list[int] = []
-        while len(self._keys) > most:
-            gone += self._take(self._first(), len(self._keys) - most)
-        return [key for key in gone if key >= 0]
-
-    def drop_before(self, key: int) -> list[int]:
-        """Take out all that was used last before ``key`` was; returns them, unnamed ones aside."""
-        limit = self._keys[key]
-        gone: list[int] = []
-        while (use := self._first()) is not limit:
-            gone += self._take(use, use.keys)
-        return [one for one in gone if one >= 0]
-
-    def drop(self, keys: Collection[int]) -> None:
-        """Take keys out. Unknown ones are fine."""
-        if self._keys.keys().isdisjoint(keys):
-            return
-        left = Counter(use for key in keys if (use := self._keys.pop(key, None)) is not None)
-        for use, count in left.items():
-            self._count(use, -count)
-
-    def clear(self) -> list[int]:
-        """Take all out; returns them, unnamed ones aside."""
-        return self.keep(0)
-
-    def _first(self) -> _Use:
-        """The oldest use that still has keys; there must be one."""
-        while not self._uses[self._oldest].keys:
-            self._oldest += 1
-        return self._uses[self._oldest]
-
-    def _take(self, use: _Use, most: int) -> list[int]:
-        """Take the first ``most`` keys of a use out."""
-        order = use.order if len(use.order) == use.keys else self._own(use, use.order)
-        gone = order[:most]
-        for key in gone:
-            del self._keys[key]
-        use.order = order[most:]
-        self._count(use, -len(gone))
-        return gone
-
-    def _own(self, use: _Use, keys: Iterable[int]) -> list[int]:
-        known = self._keys
-        return [key for key in keys if known.get(key) is use]
-
-    # ---------------------------------------------------------------- the tree of counts
-
-    def _new_use(self) -> _Use:
         if len(self._uses) == len(self._tree) - 1:
             self._rebuild()
+        runs = self._runs(keys)
+        held = next((max(first, use.mid) for first, end, use in runs if use.mid < end), None)
+        known = runs[-1][1] if runs else 0
+        whole = [run for run in runs if run[0] == run[2].lo and run[1] == run[2].hi]
+        kept = max(whole, key=lambda run: run[1] - run[0], default=(0, 0, None))
+        for first, end, use in runs:
+            self._lose(use, first, end)
+        use = self._renewed(kept[2])
+        use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, len(keys), len(keys)
+        use.unnamed = unnamed
+        for part in (keys[: kept[0]], keys[kept[1] :]) if kept[1] else (keys,):
+            self._known.update(dict.fromkeys(part, use))
+        self._held += use.held
+        self._add(use.place, use.blocks)
+        return keys[known if held is None else held :]
+
+    def distance(self, key: int) -> int | None:
+        """How many blocks were used after it; None: it is not known. Pure."""
+        use = self._known.get(key)
+        if use is None:
+            return None
+        return self._held + self.watched - self._up_to(use.place)
+
+    def used(self, key: int) -> int | None:
+        """``clock`` at its last use; None: it is not held. Pure."""
+        use = self._known.get(key)
+        if use is None or not self._holds(use, key):
+            return None
+        return use.number
+
+    def keep(self, most: int, watch: int = 0) -> list[int]:
+        """Hold the newest ``most`` blocks and watch at most ``watch`` of the others; returns the
+        keys that are not held any more, the oldest first."""
+        gone: list[int] = []
+        while self._held > most:
+            use = self._first(self._edge)
+            gone += self._let_go(use, self._held - most)
+        while self.watched > watch:
+            self._forget(self.watched - watch)
+        return gone
+
+    def drop_before(self, key: int) -> list[int]:
+        """Forget all that was used last before ``key``, which is held, was; returns what of it was
+        held, the oldest first."""
+        limit = self._known[key].number
+        gone: list[int] = []
+        while (use := self._first(self._edge)).number < limit:
+            gone += self._let_go(use, use.held)
+        for use in self._uses[self._oldest : self._edge]:
+            self._cut(use, use.hi - use.mid)
+        return gone
+
+    # ---------------------------------------------------------------- slices
+
+    def _runs(self, keys: Sequence[int]) -> list[tuple[int, int, _Use]]:
+        """(first, one after the last, use) of the prompt's known beginning, in order."""
+        known, first = self._known, 0
+        runs: list[tuple[int, int, _Use]] = []
+        while first < len(keys) and (use := known.get(keys[first])) is not None:
+            low, high = first + 1, min(use.hi, len(keys))
+            if high > low and known.get(keys[high - 1]) is use:
+                low = high
+            while low < high:
+                middle = (low + high) // 2
+                if known.get(keys[middle]) is use:
+                    low = middle + 1
+                else:
+                    high = middle
+            runs.append((first, low, use))
+            first = low
+        return runs
+
+    def _lose(self, use: _Use, first: int, end: int) -> None:
+        """Another prompt has used ``[first, end)``, which is where the slice begins."""
+        before = use.blocks
+        held = max(0, min(end, use.mid) - first)
+        self._held -= held
+        self.watched -= end - first - held
+        use.lo, use.mid, use.hi = end, max(end, use.mid), max(end, use.hi)
+        use.trim()
+        self._add(use.place, use.blocks - before)
+
+    def _renewed(self, use: _Use | None) -> _Use:
+        """The latest use: ``use``, which has lost its slice, or another."""
         self.clock += 1
-        use = _Use(self.clock, len(self._uses))
+        place = len(self._uses)
+        if use is None:
+            use = _Use(self.clock, place)
+        else:
+            left = _Use(use.number, use.place, unnamed=use.unnamed)
+            self._uses[use.place] = left
+            use.number, use.place = self.clock, place
         self._uses.append(use)
         return use
 
+    def _holds(self, use: _Use, key: int) -> bool:
+        if use.mid == use.hi:
+            return True
+        return use.mid > use.lo and key not in use.part(use.mid, use.hi)
+
+    def _first(self, edge: int) -> _Use:
+        """The oldest use from a place on that holds something; there must be one."""
+        while not self._uses[edge].held:
+            edge += 1
+        self._edge = edge
+        return self._uses[edge]
+
+    def _let_go(self, use: _Use, most: int) -> list[int]:
+        """Hold up to ``most`` blocks of a use less, the ends of prompts first; its keys among
+        them."""
+        named = min(most, use.mid - use.lo)
+        gone = list(use.part(use.mid - named, use.mid))
+        gone.reverse()
+        use.mid -= named
+        self.watched += named
+        unnamed = min(most - named, use.unnamed)
+        use.unnamed -= unnamed
+        self._held -= named + unnamed
+        if unnamed:
+            self._add(use.place, -unnamed)
+        return gone
+
+    def _forget(self, most: int) -> None:
+        """Up to ``most`` watched blocks of the oldest use."""
+        while (use := self._uses[self._oldest]).mid == use.hi:
+            self._oldest += 1
+        self._cut(use, min(most, use.hi - use.mid))
+
+    def _cut(self, use: _Use, count: int) -> None:
+        gone = use.part(use.hi - count, use.hi)
+        deque(map(self._known.pop, gone, repeat(None)), maxlen=0)
+        use.hi -= count
+        use.trim()
+        self.watched -= count
+        self._add(use.place, -count)
+
+    # ---------------------------------------------------------------- the tree of counts
+
     def _rebuild(self) -> None:
-        """Uses without keys go; the tree gets twice the room that the others need."""
-        self._uses = [use for use in self._uses if use.keys]
-        self._oldest = 0
+        """Uses without blocks go; the tree gets twice the room that the others need."""
+        self._uses = [use for use in self._uses if use.blocks]
+        self._edge = self._oldest = 0
         self._tree = [0] * (max(_FIRST_SIZE, 2 * len(self._uses)) + 1)
         for place, use in enumerate(self._uses):
             use.place = place
-            self._add(place, use.keys)
-
-    def _count(self, use: _Use, change: int) -> None:
-        use.keys += change
-        self._add(use.place, change)
-        if len(use.order) > 2 * use.keys + _STALE:
-            use.order = self._own(use, use.order)
+            self._add(place, use.blocks)
 
     def _add(self, place: int, change: int) -> None:
         at = place + 1

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import cast
 
 import xxhash
 
@@ -88,16 +90,17 @@ def extend_chain(
     :param extras: digest to mix in, by index of the granule within ``data``.
     :returns: one key per full granule, and the state after the last of them.
     """
-    keys: list[BlockKey] = []
-    append = keys.append
+    states = bytearray()
     digest = xxhash.xxh3_128_digest
     for index, start in enumerate(range(0, len(data) - GRANULE_BYTES + 1, GRANULE_BYTES)):
         piece = state + data[start : start + GRANULE_BYTES]
         if extras is not None and index in extras:
             piece += extras[index]
         state = digest(piece)
-        append(BlockKey(int.from_bytes(state, "big") & _LOW64))
-    return keys, state
+        states += state
+    # The low half of each state, which is its second: digests are big-endian.
+    halves = struct.unpack(f">{len(states) // 8}Q", states)
+    return cast("list[BlockKey]", list(halves[1::2])), state
 
 
 def chain_keys(root: bytes, tokens: Sequence[int]) -> list[BlockKey]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+import xxhash
 
-from shared.blocks import extend_chain, pack_tokens
+from shared.blocks import GRANULE_BYTES, extend_chain, pack_tokens
 from shared.openai import GenerateRequest, RouteKind
 from shared.types import BlockKey
 
@@ -29,18 +30,53 @@ class EncodedChain:
     """Seconds spent on the keys; the rest went into the tokens."""
 
 
+PAGE_BYTES = 64 * GRANULE_BYTES
+"""So much text is looked up at once."""
+_PAGES = 4096
+"""Pages remembered, up to twice as many: some 10 MB."""
+
+
 class TextChain:
-    """Stands in for a ``Renderer`` where there is no tokenizer. Stateless."""
+    """Stands in for a ``Renderer`` where there is no tokenizer.
+
+    Remembers which keys follow on a chain state and a page of text, so that a chat's next turn
+    costs one hash for each page of what was there before. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._young: dict[bytes, tuple[list[BlockKey], bytes]] = {}
+        self._old: dict[bytes, tuple[list[BlockKey], bytes]] = {}
 
     def chain(self, request: GenerateRequest, scope_root: bytes) -> EncodedChain:
         """Keys of the first prompt's text."""
         data = plain_bytes(request)
-        return EncodedChain(0, data, extend_chain(scope_root, data)[0])
+        return EncodedChain(0, data, self.keys(scope_root, data))
 
     def new_text_bytes(self, request: GenerateRequest) -> int:
         """Nothing is encoded, ever."""
         del request
         return 0
+
+    def keys(self, state: bytes, data: bytes) -> list[BlockKey]:
+        """As ``extend_chain(state, data)[0]``."""
+        keys: list[BlockKey] = []
+        for start in range(0, len(data) - PAGE_BYTES + 1, PAGE_BYTES):
+            following, state = self._page(state, data[start : start + PAGE_BYTES])
+            keys += following
+        rest = len(data) // PAGE_BYTES * PAGE_BYTES
+        keys += extend_chain(state, data[rest:] if rest else data)[0]
+        return keys
+
+    def _page(self, state: bytes, page: bytes) -> tuple[list[BlockKey], bytes]:
+        """Keys of one page, and the state after it."""
+        mark = xxhash.xxh3_128_digest(state + page)
+        known = self._young.get(mark)
+        if known is None:
+            known = self._old.get(mark) or extend_chain(state, page)
+            if len(self._young) >= _PAGES:
+                self._old, self._young = self._young, {}
+            self._young[mark] = known
+        return known
 
 
 def plain_bytes(request: GenerateRequest) -> bytes:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from shared.events import EventBatch
 from shared.types import BlockKey, Epoch, Tier, WorkerId
 
@@ -30,6 +32,20 @@ class Applied:
     """``applied``, ``duplicate``, ``gap``, ``old_epoch``, ``unknown_worker``, ``wrong_stride``."""
 
 
+class Learned(msgspec.Struct, frozen=True):
+    """What answered requests changed of what a worker holds, in this order. Whole beginnings of
+    prompts stay. It is made in this process, so nothing can be missed, and it is not numbered."""
+
+    cleared: bool = False
+    """All of it is gone."""
+    lost: Sequence[int] = ()
+    """Gone as well, as an answer showed."""
+    stored: Sequence[int] = ()
+    """New; none of them in ``evicted``."""
+    evicted: Sequence[int] = ()
+    """Too old to be believed any longer."""
+
+
 class PrefixIndex(Protocol):
     """Synchronous and in process: remote state is followed by a feed that calls :meth:`apply`."""
 
@@ -39,6 +55,10 @@ class PrefixIndex(Protocol):
 
     def apply(self, batch: EventBatch) -> Applied:
         """Mutates. Batches of one (worker, epoch, source) count up by one from 1."""
+        ...
+
+    def learn(self, worker: WorkerId, change: Learned) -> None:
+        """Take in what was learned of a worker; of an unknown one it is dropped. Mutates."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 
 from gateway.index.cells import DELETED, WIDTH, Cells, Keys, Places, as_key, as_keys
 from gateway.index.holdings import Holdings, Slot
-from shared.types import WorkerId
 
 _CHUNKS = (16, 240, 4096)
 """Keys probed first, then, then at a time; the first ones one by one."""
@@ -66,7 +65,9 @@ class CompactHoldings(Holdings):
         made = cls()
         made._slots, made._free = small._slots, small._free
         made._free += [slot.index for slot in small._dying]
+        made._free += [slot.index for slot in (small._walk.slots if small._walk else ())]
         made._live, made._lower, made.entries = small._live, small._lower, small.entries
+        made._nested = small._nested
         kept = made._live | made._lower
         by_mask: dict[int, list[int]] = {}
         for key, mask in small._table.items():
@@ -75,9 +76,6 @@ class CompactHoldings(Holdings):
         made._cells = Cells(made._wanted_cells(sum(map(len, by_mask.values()))))
         for mask, keys in by_mask.items():
             made._insert(as_keys(keys), mask)
-        for slot in made._slots:
-            if slot is not None:
-                slot.log = []
         return made
 
     @property
@@ -93,12 +91,6 @@ class CompactHoldings(Holdings):
 
     # -------------------------------------------------------------- slots
 
-    def open(self, worker: WorkerId, *, lower: bool = False) -> Slot:
-        """A new, empty slot; ``lower``: for what is in host memory."""
-        slot = super().open(worker, lower=lower)
-        slot.log = []
-        return slot
-
     def abandon(self, slot: Slot) -> None:
         """Give up a slot and all it holds; O(1)."""
         self._dead += slot.count
@@ -113,8 +105,9 @@ class CompactHoldings(Holdings):
 
     # -------------------------------------------------------------- changes
 
-    def add(self, slot: Slot, keys: Iterable[int]) -> None:
-        """The slot holds ``keys`` too; those it held already are fine."""
+    def add(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
+        """See :class:`Holdings`."""
+        self._note(slot, nested)
         wanted = list(keys)
         before = self._keys
         if len(wanted) < _MANY:
@@ -184,8 +177,9 @@ class CompactHoldings(Holdings):
         cells.values[at] = after[inverse]
         return changed
 
-    def remove(self, slot: Slot, keys: Iterable[int]) -> None:
-        """The slot holds ``keys`` no longer; those it did not hold are fine."""
+    def remove(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
+        """See :class:`Holdings`."""
+        self._note(slot, nested)
         wanted = list(keys)
         if len(wanted) < _MANY:
             gone = sum(self._remove_one(slot, as_key(key)) for key in wanted)
@@ -248,11 +242,10 @@ class CompactHoldings(Holdings):
 
     # -------------------------------------------------------------- look-ups
 
-    def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
-        """(depth, mask of the slots whose match ends there), depth > 0. Pure."""
+    def _walked(self, keys: Sequence[int], alive: int) -> list[tuple[int, int]]:
         ends: list[tuple[int, int]] = []
-        alive, start, turn = self._live, 0, 0
-        while start < len(keys):
+        start, turn = 0, 0
+        while alive and start < len(keys):
             size = _CHUNKS[min(turn, 2)]
             piece = keys[start : start + size]
             for offset, mask in self._runs(piece):
@@ -412,6 +405,7 @@ class CompactHoldings(Holdings):
                 slot = self._slots[low.bit_length() - 1]
                 assert slot is not None
                 slot.count -= count
+                self._note(slot, nested=False)
                 gone += count
                 mask ^= low
             self._release(set_id, count)

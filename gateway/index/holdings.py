@@ -2,38 +2,29 @@
 
 - Each (worker, incarnation) has a *slot*, one bit of a mask. ``table[key]`` is the mask of slots
   that hold the key; equal masks share one int, so bytes per block do not grow with holders.
-- Each slot logs the keys it got (8 bytes each). Only that makes it possible to take a worker out
-  without walking the whole table, and to pick a random entry when there are too many.
-- Giving up a slot is O(1): its bit leaves ``live``, which every look-up is ANDed with. Its log is
-  swept in bounded slices later, and only then is the slot used again.
+- Prompts come and go as a whole, so whole lists of keys are changed at once wherever their masks
+  are equal: what Python would do key by key is left to dictionaries.
+- Giving up a slot is O(1): its bit leaves ``live``, which every look-up is ANDed with. The table is
+  walked in bounded slices later, once for all slots that are given up, and only then are they used
+  again.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from shared.types import WorkerId
 
-_PARTS = 16
-"""Logs are split by key, so that ridding one part of stale entries is short work."""
 _CHUNKS = (16, 240)
 """Keys probed first, and then at a time: a miss costs little."""
 _SAMPLES = 8
-"""Random entries looked at to find one to drop."""
-_DRAWS = 32
-_LOG_SLACK = 64
-"""Stale entries that a part of a log may have whatever its length."""
+"""Random keys looked at to find one to drop."""
 _INTERNED_MAX = 1_000_000
 _WORTH_SHRINKING = 1024
-
-
-def _empty_log() -> list[array[int]]:
-    return [array("Q") for _ in range(_PARTS)]
 
 
 @dataclass(slots=True)
@@ -43,11 +34,18 @@ class Slot:
     worker: WorkerId
     index: int
     bit: int
-    log: list[array[int]] = field(default_factory=_empty_log)
-    limits: list[int] = field(default_factory=lambda: [_LOG_SLACK] * _PARTS)
-    """Length at which a part of the log is rid of stale and double entries."""
     count: int = 0
     """Keys held."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A walk through the table on behalf of slots that were given up."""
+
+    slots: list[Slot]
+    bits: int
+    keys: Iterator[int]
+    """Those that are left; a key that came later has none of the bits."""
 
 
 class Holdings:
@@ -62,8 +60,14 @@ class Holdings:
         """Bits of slots that say what is on a device."""
         self._lower = 0
         """Bits of slots that say what is in host memory."""
+        self._nested = 0
+        """Bits of slots that hold whole beginnings of prompts only: who holds a key holds all those
+        before it."""
         self._free: list[int] = []
-        self._dying: deque[Slot] = deque()
+        self._dying: list[Slot] = []
+        self._walk: _Walk | None = None
+        self._deck: list[int] = []
+        """Keys that may be drawn to be dropped, some of them gone already."""
         self.entries = 0
         """(key, live slot) pairs."""
 
@@ -85,6 +89,7 @@ class Holdings:
         index = self._free.pop()
         bit = self._interned.setdefault(1 << index, 1 << index)
         slot = self._slots[index] = Slot(worker, index, bit)
+        self._nested |= bit
         if lower:
             self._lower |= bit
         else:
@@ -97,28 +102,29 @@ class Holdings:
         self._lower &= ~slot.bit
         self._slots[slot.index] = None
         self.entries -= slot.count
-        slot.count = 0
         self._dying.append(slot)
 
-    def add(self, slot: Slot, keys: Iterable[int]) -> None:
-        """The slot holds ``keys`` too; those it held already are fine."""
-        table, bit, log, limits = self._table, slot.bit, slot.log, slot.limits
-        live, interned = self._live | self._lower, self._interned
+    def add(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
+        """The slot holds ``keys`` too; those it held already are fine.
+
+        :param nested: it holds all that comes before them as well.
+        """
+        self._note(slot, nested)
+        table, bit, interned = self._table, slot.bit, self._interned
+        wanted = keys if isinstance(keys, list) else list(keys)
         added = 0
-        for key in keys:
-            mask = table.get(key)
-            if mask is None:
-                table[key] = bit
-            elif mask & bit:
-                continue
-            else:
-                both = mask & live | bit
-                table[key] = interned.setdefault(both, both)
-            added += 1
-            part = log[key % _PARTS]
-            part.append(key)
-            if len(part) > limits[key % _PARTS]:
-                self._compact(slot, key % _PARTS)
+        if table.keys().isdisjoint(wanted):
+            added = -len(table)
+            table.update(dict.fromkeys(wanted, bit))
+            added += len(table)
+        else:
+            kept = self._live | self._lower
+            for mask, group in self._by_mask(wanted):
+                if mask & bit:
+                    continue
+                both = mask & kept | bit
+                table.update(dict.fromkeys(group, interned.setdefault(both, both)))
+                added += len(group)
         slot.count += added
         self.entries += added
         self._peak = max(self._peak, len(table))
@@ -126,33 +132,82 @@ class Holdings:
             # Only the sharing of equal masks is lost, and only for those made before.
             interned.clear()
 
-    def remove(self, slot: Slot, keys: Iterable[int]) -> None:
-        """The slot holds ``keys`` no longer; those it did not hold are fine."""
+    def remove(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
+        """The slot holds ``keys`` no longer; those it did not hold are fine.
+
+        :param nested: it holds nothing that comes after them.
+        """
+        self._note(slot, nested)
         table, bit, interned = self._table, slot.bit, self._interned
         gone = 0
-        for key in keys:
-            mask = table.get(key)
-            if mask is None or not mask & bit:
+        for mask, group in self._by_mask(keys if isinstance(keys, list) else list(keys)):
+            if not mask & bit:
                 continue
-            gone += 1
+            gone += len(group)
             rest = mask ^ bit
             if rest:
-                table[key] = interned.setdefault(rest, rest)
+                table.update(dict.fromkeys(group, interned.setdefault(rest, rest)))
             else:
-                del table[key]
+                deque(map(table.__delitem__, group), maxlen=0)
         slot.count -= gone
         self.entries -= gone
 
-    def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
-        """(depth, mask of the slots whose match ends there), depth > 0. Pure.
+    def _note(self, slot: Slot, nested: bool) -> None:
+        """Whether the slot holds whole beginnings of prompts after this, if it did before."""
+        if not nested:
+            self._nested &= ~slot.bit
 
-        A slot's match ends at the first key whose mask lacks it, which is the first appearance of
-        some distinct mask: so it is enough to look at each distinct mask once.
+    def _by_mask(self, keys: list[int]) -> Iterable[tuple[int, dict[int, None]]]:
+        """Keys in groups of equal masks (0: nobody's), each key once."""
+        masks = list(map(self._table.get, keys))
+        kinds = set(masks)
+        if len(kinds) == 1:
+            return [(masks[0] or 0, dict.fromkeys(keys))]
+        groups: dict[int, dict[int, None]] = {kind or 0: {} for kind in kinds}
+        for key, mask in zip(keys, masks, strict=True):
+            groups[mask or 0][key] = None
+        return groups.items()
+
+    def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+        """(depth, mask of the slots whose match ends there), depth > 0. Pure."""
+        ends = self._bisected(keys, self._live & self._nested)
+        return ends + self._walked(keys, self._live & ~self._nested)
+
+    def _bisected(self, keys: Sequence[int], alive: int) -> list[tuple[int, int]]:
+        """Of nested slots: along a prompt they only become fewer, so each end is bisected for."""
+        ends: list[tuple[int, int]] = []
+        start, last = 0, len(keys) - 1
+        while alive and start <= last:
+            kept = alive & self._mask(keys[start])
+            if start and kept != alive:
+                ends.append((start, alive ^ kept))
+            alive = kept
+            if not alive:
+                break
+            if alive & self._mask(keys[last]) == alive:
+                ends.append((len(keys), alive))
+                break
+            low, high = start + 1, last
+            while low < high:
+                middle = (low + high) // 2
+                if alive & self._mask(keys[middle]) == alive:
+                    low = middle + 1
+                else:
+                    high = middle
+            start = low
+        return ends
+
+    def _mask(self, key: int) -> int:
+        return self._table.get(key, 0)
+
+    def _walked(self, keys: Sequence[int], alive: int) -> list[tuple[int, int]]:
+        """Of any slots. A match ends at the first key whose mask lacks the slot, which is the first
+        appearance of some distinct mask: so it is enough to look at each distinct mask once.
         """
         ends: list[tuple[int, int]] = []
-        get, alive = self._table.get, self._live
+        get = self._table.get
         start, size = 0, _CHUNKS[0]
-        while start < len(keys):
+        while alive and start < len(keys):
             masks = list(map(get, keys[start : start + size]))
             at = 0
             for mask in dict.fromkeys(masks):
@@ -200,75 +255,85 @@ class Holdings:
             mask ^= low
 
     def sweep(self, budget: int) -> int:
-        """Clean up after abandoned slots, at most ``budget`` entries; returns its unused part."""
-        while self._dying and budget > 0:
-            slot = self._dying[0]
-            budget = self._sweep_slot(slot, budget)
-            if any(slot.log):
-                break
-            self._dying.popleft()
-            self._free.append(slot.index)
-            self._shrink()
+        """Clean up after abandoned slots, at most ``budget`` keys; returns its unused part."""
+        while budget > 0 and not self.swept:
+            walk = self._walk = self._walk or self._begin_walk()
+            batch = list(islice(walk.keys, budget))
+            self._clean(batch, walk.bits)
+            if len(batch) < budget:
+                self._walk = None
+                self._free += [slot.index for slot in walk.slots]
+                self._shrink()
+            budget -= len(batch)
         return budget
 
     @property
     def swept(self) -> bool:
         """No abandoned slot is left to be cleaned up."""
-        return not self._dying
+        return not self._dying and self._walk is None
 
     def drop(self, excess: int, rng: Random) -> None:
-        """Drop about ``excess`` entries: of a few random ones that with the fewest holders goes."""
-        slots = [slot for slot in self._slots if slot is not None and slot.count]
-        weights = list(accumulate(slot.count for slot in slots))
-        for _ in range(excess if slots else 0):
-            found: list[tuple[int, int, Slot]] = []
-            # Logs hold stale entries too. If a round finds nothing else, the next makes up for it.
-            for slot in rng.choices(slots, cum_weights=weights, k=_DRAWS):
-                part = slot.log[rng.randrange(_PARTS)]
-                key = part[rng.randrange(len(part))] if part else 0
-                mask = self._table.get(key, 0)
-                if mask & slot.bit:
-                    found.append((mask.bit_count(), key, slot))
-                    if len(found) == _SAMPLES:
-                        break
-            if found:
-                _, key, slot = min(found, key=lambda item: item[0])
-                self.remove(slot, (key,))
+        """Drop about ``excess`` entries: of a few random keys that with the fewest holders goes."""
+        while excess > 0 and self.entries > 0:
+            if not self._deck or len(self._deck) < len(self._table) // 2:
+                self._deck = list(self._table)
+            found = self._draw(rng)
+            if found is None:
+                continue
+            mask = self._table[found] & (self._live | self._lower)
+            for slot in self._slots:
+                if slot is not None and mask & slot.bit:
+                    self.remove(slot, [found])
+                    excess -= 1
+
+    def _draw(self, rng: Random) -> int | None:
+        """Of some keys of the deck the one that fewest hold; those that are gone leave it."""
+        deck, kept = self._deck, self._live | self._lower
+        best, fewest = None, 0
+        for _ in range(_SAMPLES):
+            if not deck:
+                break
+            at = rng.randrange(len(deck))
+            holders = (self._table.get(deck[at], 0) & kept).bit_count()
+            if not holders:
+                deck[at] = deck[-1]
+                deck.pop()
+            elif best is None or holders < fewest:
+                best, fewest = deck[at], holders
+        return best
 
     def check(self) -> None:
-        """Raise ``AssertionError`` if a count or a log disagrees with the table. O(everything)."""
+        """Raise ``AssertionError`` if a count disagrees with the table. O(everything)."""
         slots = [slot for slot in self._slots if slot is not None]
         for slot in slots:
-            held = {key for key, mask in self._table.items() if mask & slot.bit}
-            logged = {key for part in slot.log for key in part}
-            if len(held) != slot.count or not held <= logged:
-                raise AssertionError(f"{slot.worker}: {len(held)} held, {slot.count} counted")
+            held = sum(1 for mask in self._table.values() if mask & slot.bit)
+            if held != slot.count:
+                raise AssertionError(f"{slot.worker}: {held} held, {slot.count} counted")
         if self.entries != sum(slot.count for slot in slots):
             raise AssertionError(f"{self.entries} entries counted")
         gone = ~(self._live | self._lower)
-        if not self._dying and any(mask & gone for mask in self._table.values()):
+        if self.swept and any(mask & gone for mask in self._table.values()):
             raise AssertionError("a swept slot is still in the table")
+        if not all(self._table.values()):
+            raise AssertionError("a key without holders is kept")
 
-    def _compact(self, slot: Slot, part: int) -> None:
-        get, bit = self._table.get, slot.bit
-        held = {key for key in slot.log[part] if (get(key) or 0) & bit}
-        slot.log[part] = array("Q", held)
-        slot.limits[part] = 2 * len(held) + _LOG_SLACK
+    def _begin_walk(self) -> _Walk:
+        slots, self._dying = self._dying, []
+        bits = sum(slot.bit for slot in slots)
+        if not any(slot.count for slot in slots):
+            return _Walk(slots, bits, iter(()))
+        return _Walk(slots, bits, iter(list(self._table)))
 
-    def _sweep_slot(self, slot: Slot, budget: int) -> int:
-        table, bit = self._table, slot.bit
-        for part in slot.log:
-            while part and budget > 0:
-                budget -= 1
-                key = part.pop()
-                mask = table.get(key)
-                if mask is None or not mask & bit:
-                    continue
-                if mask == bit:
-                    del table[key]
+    def _clean(self, keys: list[int], bits: int) -> None:
+        table = self._table
+        for key in keys:
+            mask = table.get(key, 0)
+            if mask & bits:
+                rest = mask & ~bits
+                if rest:
+                    table[key] = rest
                 else:
-                    table[key] = mask ^ bit
-        return budget
+                    del table[key]
 
     def _shrink(self) -> None:
         """A dict keeps its memory when entries go: copy one that has become mostly empty."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.index.base import Applied, Match
+from gateway.index.base import Applied, Learned, Match
 from gateway.index.holdings import Holdings, Slot
 from shared.blocks import GRANULE
 from shared.events import (
@@ -162,6 +162,22 @@ class PrefixTable:
             self._keep_cap(holder.stride)
         self.tidy(_SLICE)
         return verdict
+
+    def learn(self, worker: WorkerId, change: Learned) -> None:
+        """Take in what was learned of a worker; of an unknown one it is dropped."""
+        holder = self._holders.get(worker)
+        if holder is None:
+            return
+        if change.cleared:
+            self._empty(worker, holder)
+        holdings = self._strides[holder.stride]
+        for gone in (change.lost, change.evicted):
+            if gone:
+                holdings.remove(holder.slot, gone, nested=True)
+        if change.stored:
+            holdings.add(holder.slot, change.stored, nested=True)
+            self._keep_cap(holder.stride)
+        self.tidy(_SLICE)
 
     def tidy(self, budget: int) -> bool:
         """Give back memory of what was dropped, at most ``budget`` entries; True: some is left."""

@@ -33,16 +33,16 @@ class World:
         self.learner = Learner()
         self.table = PrefixTable(10**6, Random(0))
         self.table.join(W, Epoch(1), stride)
-        self.learner.join(W, Epoch(1), stride, capacity)
+        self.learner.join(W, stride, capacity)
 
     def serve(
         self, prompt: list[BlockKey], cached: int | None, expected: int = 0, **fields: int | None
     ) -> None:
         fields = {"clock": self.learner.clock(W)} | fields
         served = Served(prompt, len(prompt) * 16 + 1, 0, expected, cached, **fields)
-        batch = self.learner.served(W, served, 0.0)
-        if batch is not None:
-            assert self.table.apply(batch).reason == "applied"
+        change = self.learner.served(W, served)
+        if change is not None:
+            self.table.learn(W, change)
 
     def held(self, prompt: list[BlockKey]) -> int:
         match = self.table.match(prompt).get(W)
@@ -177,43 +177,81 @@ def test_a_worker_that_counts_in_steps_loses_nothing_by_it() -> None:
     assert world.learner.capacity_tokens(W) == DEFAULT_CAPACITY_TOKENS
 
 
+class LruList:
+    """What :class:`Recency` says, block by block."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, int] = {}
+        """Block -> number of its last use, the oldest first; unnamed ones are below 0."""
+        self.watched: dict[int, int] = {}
+        self.uses = 0
+
+    def touch(self, prompt: list[int], unnamed: int) -> list[int]:
+        self.uses += 1
+        new = [key for key in prompt if key not in self.held]
+        for key in reversed(prompt):
+            self.held.pop(key, None)
+            self.watched.pop(key, None)
+            self.held[key] = self.uses
+        for n in range(unnamed):
+            self.held[-10 * self.uses - n] = self.uses
+        return new
+
+    def keep(self, most: int, watch: int) -> list[int]:
+        gone = list(self.held)[: max(0, len(self.held) - most)]
+        named = [key for key in gone if key >= 0]
+        for key in gone:
+            use = self.held.pop(key)
+            if key >= 0:
+                self.watched[key] = use
+        for key in list(self.watched)[: max(0, len(self.watched) - watch)]:
+            del self.watched[key]
+        return named
+
+    def drop_before(self, key: int) -> list[int]:
+        limit = self.held[key]
+        gone = [one for one, use in self.held.items() if use < limit]
+        self.held = {one: use for one, use in self.held.items() if use >= limit}
+        self.watched = {one: use for one, use in self.watched.items() if use >= limit}
+        return [one for one in gone if one >= 0]
+
+    def distance(self, key: int) -> int | None:
+        both = {**self.watched, **self.held}
+        return sum(use > both[key] for use in both.values()) if key in both else None
+
+
+PATHS = st.lists(st.integers(0, 1), max_size=7)
+"""Prompts are paths in a tree, and a key is the number of a node in it."""
+
+
+def path_keys(turns: list[int]) -> list[int]:
+    return [int("1" + "".join(map(str, turns[: n + 1])), 2) for n in range(len(turns))]
+
+
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("touch"), st.lists(st.integers(0, 30), unique=True, max_size=8)),
-            st.tuples(st.just("keep"), st.integers(0, 20)),
-            st.tuples(st.just("drop"), st.integers(0, 30)),
-            st.tuples(st.just("drop_before"), st.integers(0, 30)),
+            st.tuples(st.just("touch"), PATHS, st.integers(0, 2)),
+            st.tuples(st.just("keep"), st.integers(0, 24), st.integers(0, 8)),
+            st.tuples(st.just("drop_before"), PATHS, st.just(0)),
         ),
         max_size=60,
     )
 )
-def test_recency_is_an_lru_list(steps: list[tuple[str, Any]]) -> None:
-    recency, model, use = Recency(), {}, 0
-    for what, value in steps:
+def test_recency_is_an_lru_list(steps: list[tuple[str, Any, int]]) -> None:
+    recency, model = Recency(), LruList()
+    for what, value, further in steps:
         if what == "touch":
-            use += 1
-            assert recency.touch(value, 1) == [key for key in value if key not in model]
-            for key in reversed(value):
-                model.pop(key, None)
-                model[key] = use
-            model[-use] = use
-        elif what == "drop":
-            model.pop(value, None)
-            recency.drop([value])
+            prompt = path_keys(value)
+            assert recency.touch(prompt, further) == model.touch(prompt, further)
         elif what == "keep":
-            gone = list(model)[: max(0, len(model) - value)]
-            assert recency.keep(value) == [key for key in gone if key >= 0]
-            model = {key: at for key, at in model.items() if key not in gone}
-        elif value in model:
-            gone = [key for key, at in model.items() if at < model[value]]
-            assert recency.drop_before(value) == [key for key in gone if key >= 0]
-            model = {key: at for key, at in model.items() if key not in gone}
-        assert len(recency) == len(model)
-        for key in range(31):
-            later = sum(at > model[key] for at in model.values()) if key in model else None
-            assert recency.distance(key) == later
-            assert recency.used(key) == model.get(key)
+            assert recency.keep(value, further) == model.keep(value, further)
+        elif value and (key := path_keys(value)[-1]) in model.held:
+            assert recency.drop_before(key) == model.drop_before(key)
+        assert (len(recency), recency.watched) == (len(model.held), len(model.watched))
+        for key in range(2, 256):
+            assert recency.distance(key) == model.distance(key)
+            assert recency.used(key) == model.held.get(key)
 
 
 def test_recency_is_exact_over_many_uses() -> None:
