@@ -18,6 +18,8 @@ class Booking:
     """Predicted wait behind others when it began."""
     expected_s: float
     """How long the whole attempt was expected to take."""
+    bound: float = 0.0
+    """Share of the prompt that it finds on this worker and on no other, 0..1."""
     probe: bool = False
     beside: int = 0
     """Requests that were there when it began."""

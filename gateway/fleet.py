@@ -212,6 +212,7 @@ class Fleet:
             tpot_s=token_s,
             release_tokens_per_s=held / turnover_s if total and turnover_s else 0.0,
             pool_busy=self._pressure.share(member.pool, len(self.serving(member.pool)), now),
+            decoding=member.decoding,
             at_once=self._service.at_once(member.pool),
             service_s=self._service.seconds(member.pool),
             offered=self._pressure.offered(member.id, now),
@@ -220,7 +221,9 @@ class Fleet:
     def book(self, member: Member, booking: Booking) -> None:
         """An attempt begins."""
         member.book(booking)
-        self._pressure.book(member.pool, member.id, booking.prefill_s, booking.begun)
+        self._pressure.book(
+            member.pool, member.id, booking.prefill_s, booking.begun, bound=booking.bound
+        )
 
     def served_at_once(self, member: Member, requests: int) -> None:
         """So many it was seen to serve side by side."""

@@ -140,6 +140,11 @@ class Member:
             self._decoding[booking] = None
             self._prefill_ended = booking.prefilled = now
 
+    @property
+    def decoding(self) -> int:
+        """Attempts that have shown a token."""
+        return len(self._decoding)
+
     def served_with(self, booking: Booking) -> int:
         """How many it serves at this moment, for sure, where an attempt of its shows a token or its
         end. What came before that one does not wait any more."""

@@ -380,6 +380,7 @@ class Router:
             begun=now,
             wait_s=candidate.worker.booked_prefill_s,
             expected_s=route.predicted_ttft_s + decode_s,
+            bound=_bound(route),
             probe=member.breaker.begin(now),
         )
         self._fleet.book(member, booking)
@@ -411,3 +412,20 @@ class Router:
             prediction_error=self._knowledge.trust.error_share(member.id),
             learned_tokens=self._knowledge.capacity_tokens(member),
         )
+
+
+def _bound(route: Route) -> float:
+    """Share of the prompt that the chosen worker holds and no other one, 0..1."""
+    matched = route.matched_tokens
+    if not matched:
+        return 0.0
+    chosen = route.worker
+    elsewhere = max(
+        (
+            item.candidate.matched_tokens
+            for item in route.order
+            if item.candidate.worker.id != chosen
+        ),
+        default=0,
+    )
+    return max(0, matched - elsewhere) / (route.query.prompt_tokens or matched)

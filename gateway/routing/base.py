@@ -96,6 +96,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     fresh: bool = False
     """It joined a pool of others a moment ago: its speed is a guess, and many requests at once
     would be a risk."""
+    decoding: int = 0
+    """Those of ``inflight`` that have shown a token: they have a place."""
     at_once: int = 4
     """The most that a worker of its pool was seen to serve side by side, at least 4."""
     service_s: float = 0.0

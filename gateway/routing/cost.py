@@ -105,11 +105,11 @@ class CostModel:
         """Seconds for which those who arrive behind the request wait for it, all together."""
         worker = candidate.worker
         offered = worker.offered
-        if not offered.per_s:
+        if not offered.bound_per_s:
             return 0.0
         own = self.compute_s(query, candidate)
-        waiting = offered.per_s * own * (worker.booked_prefill_s + own / 2)
-        return waiting / (1.0 - offered.busy)
+        waiting = offered.bound_per_s * own * (worker.booked_prefill_s + own / 2)
+        return waiting / (1.0 - offered.bound_busy)
 
     def own_s(self, query: Query, candidate: Candidate) -> float:
         """The request's own time to first token on an idle worker."""

@@ -9,10 +9,10 @@ Thorup and Zadimoghaddam 2017). The Nth request beyond both then waits
 
     S * (N - max(seen, 1.25 * mean + 2)) / seen
 
-S is how long one request takes. By Little's law N requests at a worker with c places take N/c times
-as long as one, so a sample is the time of an attempt, times seen / N where it began as the Nth of
-more. Nothing is said of a worker because of what another one has too much of: where one is buried
-the mean only rises.
+N counts those that have shown no token yet: the others have a place. S is how long one request
+takes. By Little's law N requests at a worker with c places take N/c times as long as one, so a
+sample is the time of an attempt, times seen / N where it began as the Nth of more. Nothing is said
+of a worker because of what another one has too much of: where one is buried the mean only rises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WEIGHT = 0.05
 
 def place_waits(candidates: Sequence[Candidate]) -> list[float]:
     """Of each candidate, the seconds until it has a place for one more. Pure."""
-    requests = [item.worker.requests for item in candidates]
+    requests = [item.worker.requests - item.worker.decoding for item in candidates]
     if max(requests, default=0) < FEWEST:
         return [0.0] * len(requests)
     ample = _UNEVEN * sum(requests) / len(requests) + _FEW

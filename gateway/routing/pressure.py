@@ -10,6 +10,10 @@ from shared.types import WorkerId
 
 _POOL_MEMORY_S = 30.0
 _WORKER_MEMORY_S = 60.0
+_FREE = 0.5
+"""Weight of a request that nothing binds to its worker, among those who wait behind others: it can
+avoid a queue, if there is a shorter one. Without it long prefills look harmless only where nobody
+comes, and all of them go to one worker."""
 _BUSIEST = 0.9
 """Largest share of a worker's time that is believed: a queue's length has no bound near 1."""
 
@@ -18,9 +22,9 @@ _BUSIEST = 0.9
 class Offered:
     """What one worker was sent of late."""
 
-    per_s: float = 0.0
-    """Requests a second."""
-    busy: float = 0.0
+    bound_per_s: float = 0.0
+    """Requests a second that will wait there; one that could as well go elsewhere counts half."""
+    bound_busy: float = 0.0
     """Share of its time that their prefill takes, at most 0.9."""
     mean_wait_s: float = 0.0
     """How long a request that comes at any time waits there (Pollaczek and Khinchine)."""
@@ -32,13 +36,15 @@ class _Flow:
 
     memory_s: float
     at: float
-    requests: float = 0.0
+    bound: float = 0.0
+    bound_work_s: float = 0.0
     work_s: float = 0.0
     square_s: float = 0.0
 
-    def add(self, work_s: float, now: float) -> None:
+    def add(self, work_s: float, bound: float, now: float) -> None:
         faded = self._faded(now)
-        self.requests = self.requests * faded + 1.0
+        self.bound = self.bound * faded + bound
+        self.bound_work_s = self.bound_work_s * faded + bound * work_s
         self.work_s = self.work_s * faded + work_s
         self.square_s = self.square_s * faded + work_s * work_s
         self.at = now
@@ -61,10 +67,16 @@ class Pressure:
         self._pools: dict[str, _Flow] = {}
         self._workers: dict[WorkerId, _Flow] = {}
 
-    def book(self, pool: str, worker: WorkerId, seconds: float, now: float) -> None:
-        """A request was booked that needs so much prefill."""
-        self._pools.setdefault(pool, _Flow(_POOL_MEMORY_S, now)).add(seconds, now)
-        self._workers.setdefault(worker, _Flow(_WORKER_MEMORY_S, now)).add(seconds, now)
+    def book(
+        self, pool: str, worker: WorkerId, seconds: float, now: float, *, bound: float = 1.0
+    ) -> None:
+        """A request was booked that needs so much prefill.
+
+        :param bound: share of its prompt that it finds there and nowhere else, 0..1.
+        """
+        self._pools.setdefault(pool, _Flow(_POOL_MEMORY_S, now)).add(seconds, 1.0, now)
+        waits = _FREE + (1.0 - _FREE) * bound
+        self._workers.setdefault(worker, _Flow(_WORKER_MEMORY_S, now)).add(seconds, waits, now)
 
     def share(self, pool: str, workers: int, now: float) -> float:
         """Share of the workers' time that this takes; beyond 1 they cannot keep up. Pure."""
@@ -81,7 +93,8 @@ class Pressure:
         weight = known.weight(now)
         busy = min(_BUSIEST, known.work_s * weight)
         mean_wait_s = known.square_s * weight / (2.0 * (1.0 - busy))
-        return Offered(known.requests * weight, busy, mean_wait_s)
+        bound_busy = min(_BUSIEST, known.bound_work_s * weight)
+        return Offered(known.bound * weight, bound_busy, mean_wait_s)
 
     def welcome(self, worker: WorkerId, others: Sequence[WorkerId], now: float) -> None:
         """A worker joins: it counts as being sent what the others are, until it shows; or it would
@@ -91,7 +104,8 @@ class Pressure:
             return
         share = _WORKER_MEMORY_S / len(others)
         flow = self._workers[worker] = _Flow(_WORKER_MEMORY_S, now)
-        flow.requests = sum(one.requests * one.weight(now) for one in flows) * share
+        flow.bound = sum(one.bound * one.weight(now) for one in flows) * share
+        flow.bound_work_s = sum(one.bound_work_s * one.weight(now) for one in flows) * share
         flow.work_s = sum(one.work_s * one.weight(now) for one in flows) * share
         flow.square_s = sum(one.square_s * one.weight(now) for one in flows) * share
 

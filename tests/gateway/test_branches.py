@@ -97,13 +97,24 @@ def test_what_a_worker_was_offered_is_its_own() -> None:
     for step in range(6000):
         pressure.book("m", busy, 0.05, step * 0.1)
     seen = pressure.offered(busy, 600.0)
-    assert (seen.per_s, seen.busy) == pytest.approx((10.0, 0.5), rel=0.02)
+    assert (seen.bound_per_s, seen.bound_busy) == pytest.approx((10.0, 0.5), rel=0.02)
     assert seen.mean_wait_s == pytest.approx(10.0 * 0.05**2 / (2 * 0.5), rel=0.05)
-    assert pressure.offered(busy, 660.0).busy == pytest.approx(0.5 / 2.718, rel=0.02)
+    assert pressure.offered(busy, 660.0).bound_busy == pytest.approx(0.5 / 2.718, rel=0.02)
     assert pressure.offered(idle, 600.0) == NOTHING
     pressure.forget(busy)
     assert pressure.offered(busy, 600.0) == NOTHING
     assert pressure.share("m", 4, 600.0) > 0.1, "the pool's load stays"
+
+
+def test_who_could_go_elsewhere_waits_behind_others_half_as_likely() -> None:
+    pressure, home, free = Pressure(), WorkerId("home"), WorkerId("free")
+    for step in range(6000):
+        pressure.book("m", home, 0.05, step * 0.1, bound=1.0)
+        pressure.book("m", free, 0.05, step * 0.1, bound=0.0)
+    at_home, elsewhere = pressure.offered(home, 600.0), pressure.offered(free, 600.0)
+    assert elsewhere.bound_per_s == pytest.approx(at_home.bound_per_s / 2)
+    assert elsewhere.bound_busy == pytest.approx(at_home.bound_busy / 2)
+    assert elsewhere.mean_wait_s == at_home.mean_wait_s, "the queue itself is the same"
 
 
 def test_a_queue_that_grows_without_end_still_has_a_mean_wait() -> None:
@@ -111,7 +122,7 @@ def test_a_queue_that_grows_without_end_still_has_a_mean_wait() -> None:
     for step in range(1000):
         pressure.book("m", worker, 3.0, float(step))
     seen = pressure.offered(worker, 1000.0)
-    assert seen.busy == 0.9
+    assert seen.bound_busy == 0.9
     assert seen.mean_wait_s == pytest.approx(9.0 / 0.2, rel=0.05)
 
 
@@ -122,8 +133,10 @@ def test_a_worker_that_joins_counts_as_the_others_until_it_shows() -> None:
     for step in range(6000):
         pressure.book("m", old[step % 2], 0.1, step * 0.1)
     pressure.welcome(new, old, 600.0)
-    assert pressure.offered(new, 600.0).per_s == pytest.approx(5.0, rel=0.05)
-    assert pressure.offered(new, 600.0).busy == pytest.approx(0.5, rel=0.05)
+    assert pressure.offered(new, 600.0).bound_per_s == pytest.approx(5.0, rel=0.05)
+    assert pressure.offered(new, 600.0).bound_busy == pytest.approx(0.5, rel=0.05)
     pressure.welcome(old[0], [new], 600.0)
-    assert pressure.offered(old[0], 600.0).per_s == pytest.approx(5.0, rel=0.05), "known already"
-    assert pressure.offered(new, 900.0).per_s < 0.1
+    assert pressure.offered(old[0], 600.0).bound_per_s == pytest.approx(5.0, rel=0.05), (
+        "known already"
+    )
+    assert pressure.offered(new, 900.0).bound_per_s < 0.1

@@ -14,12 +14,12 @@ from shared.load import WorkerLoad
 from shared.types import WorkerId
 
 
-def waits(*inflight: int, service_s: float = 1.0, at_once: int = FEWEST) -> list[float]:
+def waits(
+    *inflight: int, service_s: float = 1.0, at_once: int = FEWEST, decoding: int = 0
+) -> list[float]:
+    fields = {"service_s": service_s, "at_once": at_once, "decoding": decoding}
     return place_waits(
-        [
-            Candidate(view(f"w{n}", inflight=count, service_s=service_s, at_once=at_once), 0)
-            for n, count in enumerate(inflight)
-        ]
+        [Candidate(view(f"w{n}", inflight=n_, **fields), 0) for n, n_ in enumerate(inflight)]
     )
 
 
@@ -38,6 +38,7 @@ def test_who_has_far_more_than_the_others_keeps_them_waiting_and_nobody_else_doe
     assert waits(40, 2, 2, 2, service_s=3.0)[0] == pytest.approx(3 * buried)
     assert waits(40, 2, 2, 2, at_once=8)[0] == pytest.approx(buried / 2)
     assert waits(40, 2, 2, 2, at_once=41)[0] == 0.0, "so many were served side by side"
+    assert waits(60, 22, 22, 22, decoding=20)[0] == pytest.approx(buried), "those have a place"
     assert waits(40, 2, 2, 2, service_s=0.0) == [0.0] * 4, "nothing is known"
 
 

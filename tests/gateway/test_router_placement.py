@@ -213,16 +213,15 @@ def test_a_worker_that_joins_moves_nothing_and_one_that_leaves_only_its_own() ->
         assert rig.serve(keys + rig.prompt(1), 320).worker == home[n]
         rig.now += 1
     rig.router.leave(WorkerId("w2"), rig.now, "gone")
-    moved = Counter()
+    served = Counter()
     for n, keys in prompts.items():
         record = rig.serve(keys + rig.prompt(1), 320)
-        if home[n] == "w2":
-            moved[record.worker] += 1
-        else:
+        served[record.worker] += 1
+        if home[n] != "w2":
             assert record.worker == home[n]
         rig.now += 1
-    assert len(moved) == 4
-    assert max(moved.values()) <= 50, "the newcomer takes no more than each of the others serves"
+    assert served["w5"] > 0
+    assert max(served.values()) <= 60, "and they go to who has the least to do"
 
 
 def test_draining_takes_no_new_requests_and_its_cache_is_a_named_loss() -> None:

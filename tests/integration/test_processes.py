@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,8 +34,13 @@ class Many:
 
     def pids(self) -> list[int]:
         """Of the gateways, as the system knows them."""
-        children = psutil.Process(self.process.pid).children()
-        return [c.pid for c in children if "gateway.processes.child" in c.cmdline()]
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            # One that was killed may not have been waited for yet.
+            with suppress(psutil.Error):
+                if "gateway.processes.child" in child.cmdline():
+                    found.append(child.pid)
+        return found
 
     async def metric(self, line: str) -> float:
         """A sample of ``/metrics``; 0 if it is not there."""
