@@ -11,10 +11,10 @@
     others   lambda * the same prefill without o: recomputing what another worker holds takes time
              and memory from the whole pool. lambda grows with its load: an idle one can afford
              copies
-    behind   r*S*(2*wait + S)/(1 - rho): those who arrive there while this prefill of S seconds is
+    behind   r*S*(wait + S/2)/(1 - rho): those who arrive there while this prefill of S seconds is
              waiting or runs have to wait for it, r of them a second; and while they are served, as
              rho of the worker's time is, others arrive. A long prefill is best put where fewest
-             will come
+             will come. One that could as well go elsewhere counts half (gateway.routing.pressure)
     home     share of the mean wait there: the conversation's later turns will meet it. Short
              conversations keep away from where long prefills are, and so do long prefills from them
     memory   time until enough KV is given back, if it does not fit now
@@ -65,8 +65,6 @@ class CostModel:
     unknown_tpot_s: float = 0.01
     later: float = 0.3
     """Weight of the mean wait, which later turns meet, beside the wait now."""
-    heed: float = 2.0
-    """Weight of the seconds for which others wait, where they are half of r*S*(2*wait + S)."""
 
     def prefill_s(self, uncached: int, total: int, s_per_token: float) -> float:
         """Seconds to prefill ``uncached`` of ``total`` prompt tokens, without the fixed part."""
@@ -138,7 +136,7 @@ class CostModel:
             "wait": candidate.worker.booked_prefill_s,
             "own": candidate.worker.overhead_s + lost,
             "others": self.externality(candidate.worker) * lost,
-            "behind": self.heed * self.behind_s(query, candidate),
+            "behind": self.behind_s(query, candidate),
             "home": self.later * candidate.worker.offered.mean_wait_s,
             "memory": self.memory_s(candidate),
             "decode": self.decode_s(candidate),
