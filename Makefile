@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs clean
+.PHONY: help setup up test test-slow test-browser test-docs test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -38,6 +38,9 @@ test-slow: setup ## property tests with thirty times as many examples
 test-browser: setup ## the report and the dashboard in headless Chromium, which it installs (HEADWATER_PICTURES=DIR keeps pictures)
 	@scripts/setup.sh browser
 	$(PYTEST) tests/browser -m browser $(ARGS)
+
+test-docs: setup ## the slower commands of the documentation, and its first steps with the real model
+	$(PYTEST) tests/docs -m docs --timeout 900 $(ARGS)
 
 test-compose: setup ## build and run compose.yaml for real (needs docker compose)
 	$(PYTEST) tests/compose -m compose $(ARGS)
@@ -88,10 +91,13 @@ SOAK_MINUTES ?= 60
 soak: $(STAMP) ## an hour at 70 % load with light faults: what is held must not grow (SOAK_MINUTES=60)
 	$(BIN)/python -P bench/soak.py --minutes $(SOAK_MINUTES) $(ARGS)
 
-docs: $(STAMP) ## regenerate docs/configuration.md, docs/doctor.md and the schema in docs/ledger.md from the code
+docs: $(STAMP) ## regenerate what is made from the code: references, schemas, OpenAPI documents
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig
 	$(BIN)/python -P -m gateway.ledgerdoc docs/ledger.md
 	$(BIN)/python -P -m gateway.doctor.page docs/doctor.md
+	$(BIN)/python -P -m gateway.openapi.write gateway/openapi docs/http.md
+	$(BIN)/python -P -m shared.clidoc docs/cli.md
+	$(BIN)/python -P -m shared.metricsdoc docs/metrics.md "A gateway=gateway.metricsdoc:families" "A worker=worker.metricsdoc:families"
 
 clean: ## remove what the other verbs made here
 	rm -rf $(VENV) tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info

@@ -29,6 +29,7 @@ from gateway.exchange import Answer, ClientGone, error_answer
 from gateway.explanation import told
 from gateway.feeds.sources import SourceState
 from gateway.httpserver import json_answer, json_body, read_body, whole
+from gateway.openapi import OPENAPI, document
 from gateway.prompts import Prompts
 from gateway.router import Router
 from shared.errors import (
@@ -42,7 +43,9 @@ from shared.errors import (
 )
 from shared.types import WorkerId
 
-WORKERS = "/admin/workers"
+WORKERS, EXPLAIN = "/admin/workers", "/admin/explain"
+READS = frozenset({"/metrics", "/health", "/admin/report", INDEX, WORKERS, OPENAPI})
+"""Routes of GET, beside the dashboard's."""
 JSON = ("Content-Type", "application/json")
 
 
@@ -150,12 +153,14 @@ class Admin:
             return await self._get(path)
         if method == "POST" and path == WORKERS:
             return await self._add(json_body(await read_body(request, MAX_BODY)))
-        if method == "POST" and path == "/admin/explain":
+        if method == "POST" and path == EXPLAIN:
             return await self._explain(request)
         if method == "POST" and path in self._index.routes:
             return await self._index.routes[path](request)
         if method == "POST" and path in self.internal:
             return await self.internal[path](request)
+        if self._other_methods(path):
+            raise MethodNotAllowed(f"{method} is not possible here.")
         worker, action = target(path)
         if method == "DELETE" and not action:
             return self._changed(worker, "removed", self._fleet.remove_worker(worker))
@@ -179,10 +184,19 @@ class Admin:
             return Answer(200, await asyncio.to_thread(self._report), [JSON])
         if path == "/health":
             return json_answer({"status": "alive"})
+        if path == OPENAPI:
+            return Answer(200, document("admin"), [JSON])
         answer = self._dashboard.get(path)
-        if answer is None:
-            raise NotFound("There is no such admin route.")
-        return answer
+        if answer is not None:
+            return answer
+        if self._other_methods(path):
+            raise MethodNotAllowed("This route takes POST only.")
+        raise NotFound("There is no such admin route.")
+
+    def _other_methods(self, path: str) -> bool:
+        """Whether it is a route, for whoever asked it in the wrong way."""
+        posts = (EXPLAIN, *self._index.routes)
+        return path in READS or path in posts or self._dashboard.has(path)
 
     def _workers(self) -> dict[str, Any]:
         """All workers, those that have never answered too, and the lists that name them."""

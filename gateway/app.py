@@ -22,6 +22,7 @@ from gateway.accesslog import AccessLine, AccessLog
 from gateway.config import ListenConfig
 from gateway.exchange import Answer, ClientGone, Inbound, error_answer
 from gateway.httpserver import check_json, json_answer
+from gateway.openapi import OPENAPI, document
 from gateway.pipeline import CLIENT_CLOSED, Pipeline
 from gateway.router import Router
 from gateway.telemetry import PrometheusSink
@@ -63,7 +64,7 @@ MODELS = "/v1/models"
 MODEL = "/v1/models/{id}"
 OPERATORS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Routes of workers that name folders on their machine: never passed on."""
-READS = frozenset({*OPEN, MODELS, MODEL})
+READS = frozenset({*OPEN, MODELS, MODEL, OPENAPI})
 OTHER = "other"
 """Label of all paths that are no route."""
 
@@ -233,6 +234,8 @@ class App:
             return json_answer({"status": "alive"})
         if route == "/ready":
             return self._ready()
+        if route == OPENAPI:
+            return Answer(200, document("public"), [("Content-Type", "application/json")])
         if route == MODELS:
             models = [self._model(name) for name in self._router.models()]
             return json_answer({"object": "list", "data": models})

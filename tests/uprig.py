@@ -36,14 +36,22 @@ def free_run(count: int) -> int:
 class Up:
     """A running ``headwater up`` with its output."""
 
-    def __init__(self, folder: Path, *flags: str, workers: int = 2, gateways: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        workers: int = 2,
+        gateways: int = 1,
+        real: bool = False,
+    ) -> None:
+        """``real``: workers with the default model instead of those without torch."""
         first = free_run(10 * gateways + 2 + workers)
         self.port, self.worker_port = first + workers, first
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin = f"http://127.0.0.1:{self.port + 1}"
         self.process = subprocess.Popen(
             [
-                *(HEADWATER, "up", "--fake", "--workers", str(workers)),
+                *(HEADWATER, "up", *(() if real else ("--fake",)), "--workers", str(workers)),
                 *("--gateways", str(gateways), "--port", str(self.port)),
                 *("--worker-port", str(self.worker_port), *flags),
             ],

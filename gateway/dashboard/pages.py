@@ -95,6 +95,11 @@ class Dashboard:
             return json_answer({"attempts": found})
         return None
 
+    def has(self, path: str) -> bool:
+        """Whether it is a route of the dashboard."""
+        fixed = path in self._files or path in (STATE, EVENTS, REQUESTS)
+        return fixed or path.startswith(f"{REQUESTS}/")
+
     def state(self) -> bytes:
         """Everything the page shows, as JSON; made anew at most every :data:`FRESH_S`."""
         now = self._clock()

@@ -13,9 +13,10 @@ INTRO = """\
 
 Generated from the code by `make docs`; do not edit.
 
-```
+<!-- run: slow up -->
+```sh
 headwater doctor -c gateway.toml                       # everything the configuration names
-headwater doctor --workers http://gpu1:8000,http://gpu2:8000
+headwater doctor --workers http://127.0.0.1:8100,http://127.0.0.1:8101
 headwater doctor -c gateway.toml --url http://127.0.0.1:8001      # and what a running gateway sees
 headwater doctor -c gateway.toml --format json
 ```

@@ -48,6 +48,17 @@ PASSED_ON = (
 )
 
 
+def process_families(answering: int, restarts: int) -> list[Metric]:
+    """What only several processes have."""
+    died = CounterMetricFamily(
+        "headwater_process_restarts", "Gateway processes that died and were started again."
+    )
+    died.add_metric([], restarts)
+    up = GaugeMetricFamily("headwater_processes", "Gateway processes that answer.")
+    up.add_metric([], answering)
+    return [up, died]
+
+
 class Front:
     """Handles the requests of the admin listener.
 
@@ -162,14 +173,9 @@ class Front:
                 shown = text_string_to_metric_families(reply.body.decode())
                 self._totals.take(process, self._group.life(process), shown)
                 present.append(process)
-        restarts = CounterMetricFamily(
-            "headwater_process_restarts", "Gateway processes that died and were started again."
-        )
-        restarts.add_metric([], self._group.restarts)
-        up = GaugeMetricFamily("headwater_processes", "Gateway processes that answer.")
-        up.add_metric([], len(present))
+        own = process_families(len(present), self._group.restarts)
         registry = CollectorRegistry()
-        registry.register(_Shown([*self._totals.merged(present), up, restarts]))
+        registry.register(_Shown([*self._totals.merged(present), *own]))
         return Answer(200, generate_latest(registry), [("Content-Type", CONTENT_TYPE_LATEST)])
 
     async def _state(self) -> Json:

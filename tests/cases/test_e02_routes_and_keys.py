@@ -30,10 +30,12 @@ PUBLIC = {
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"),
     *("/v1/models", "/v1/models/{id}", "/v1/*", "/v1/"),
+    "/openapi.json",
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
 ADMIN = {
-    *("/metrics", "/health", "/admin/workers", "/admin/explain", "/admin/report", "/admin/index"),
+    *("/metrics", "/health", "/openapi.json"),
+    *("/admin/workers", "/admin/explain", "/admin/report", "/admin/index"),
     *("/dashboard", "/dashboard/events", "/dashboard/state", "/admin/requests"),
 }
 PARTS = {"/who", "/flush", "/", "/app.js", "/app.css", "/drain", "/undrain"}
