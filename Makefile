@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-docs test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs clean
+.PHONY: help setup up test test-slow test-browser test-docs test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs site fuzz-http clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -35,7 +35,7 @@ test: setup ## unit, contract, property and integration tests
 test-slow: setup ## property tests with thirty times as many examples
 	HEADWATER_TEST_DEPTH=30 $(PYTEST) tests/properties tests/gateway/test_feeds_replica.py --timeout 3600 $(ARGS)
 
-test-browser: setup ## the report and the dashboard in headless Chromium, which it installs (HEADWATER_PICTURES=DIR keeps pictures)
+test-browser: setup site ## the report, the dashboard and the documentation in headless Chromium, which it installs (HEADWATER_PICTURES=DIR keeps pictures)
 	@scripts/setup.sh browser
 	$(PYTEST) tests/browser -m browser $(ARGS)
 
@@ -98,6 +98,16 @@ docs: $(STAMP) ## regenerate what is made from the code: references, schemas, Op
 	$(BIN)/python -P -m gateway.openapi.write gateway/openapi docs/http.md
 	$(BIN)/python -P -m shared.clidoc docs/cli.md
 	$(BIN)/python -P -m shared.metricsdoc docs/metrics.md "A gateway=gateway.metricsdoc:families" "A worker=worker.metricsdoc:families"
+
+site: $(STAMP) ## the documentation as a site in build/site, strictly: a warning or a broken link fails it
+	@scripts/setup.sh site
+	$(BIN)/python scripts/site.py build/docs
+	$(BIN)/zensical build --strict --clean
+	@echo "look at it: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site 8080"
+
+fuzz-http: setup ## requests made from the OpenAPI document against a running fake cluster (schemathesis)
+	@scripts/setup.sh fuzz
+	$(PYTEST) tests/fuzz -m fuzz --timeout 900 $(ARGS)
 
 clean: ## remove what the other verbs made here
 	rm -rf $(VENV) tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build *.egg-info

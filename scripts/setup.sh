@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment with all extras, pinned by constraints.txt. Called by `make`.
 # With the argument `node`: the Node client of the API instead, which one of the tests runs.
+# With `site` or `fuzz`: what `make site` or `make fuzz-http` need besides.
 # With `browser`: Chromium, for `make test-browser`; HEADWATER_CHROMIUM names another one.
 #   PYTHON       interpreter to use (>= 3.11)          VENV  where the environment goes
 #   TORCH_INDEX  a wheel index for torch alone; empty takes the default index
@@ -23,7 +24,23 @@ need() { # need PROGRAM PACKAGE...: a program from the system's packages
 if [ "${1:-}" = node ]; then
   need node nodejs
   need npm npm
+  need curl curl
   npm ci --loglevel=error --no-audit --no-fund --prefix tests/node
+  exit
+fi
+
+extra() { # extra NAME COMMAND: an optional dependency group, unless its command is there
+  [ -x "$VENV/bin/$2" ] ||
+    "$VENV/bin/python" -m pip --disable-pip-version-check install -q -c constraints.txt -e ".[$1]"
+}
+
+if [ "${1:-}" = site ]; then
+  extra docs zensical
+  exit
+fi
+
+if [ "${1:-}" = fuzz ]; then
+  extra fuzz schemathesis
   exit
 fi
 

@@ -30,8 +30,8 @@ REDIS_ANSWER_S = 2.0
 
 
 @app.command(
-    epilog="Example: headwater up --workers 2 --model smollm2, then POST to "
-    "http://127.0.0.1:8000/v1/chat/completions"
+    epilog="Example: headwater up --workers 2 --model smollm2   |   "
+    "headwater up --fake --workers 4 --gateways 2"
 )
 def up(
     workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 2,
