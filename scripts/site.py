@@ -53,11 +53,8 @@ class Stage:
             return found[0]
         meant = (source.parent / path).resolve()
         staged = self._staged(meant)
-        if staged != self._to / "README.md":
-            anchor = anchor or ""
-        else:
-            anchor = ""
-        return f"{begin}{os.path.relpath(staged, target.parent)}{anchor}{end}"
+        kept = "" if anchor is None or meant == ROOT / "README.md" else anchor
+        return f"{begin}{os.path.relpath(staged, target.parent)}{kept}{end}"
 
     def _staged(self, meant: Path) -> Path:
         """Where the site has a file or folder of the repository."""

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from depth import DEPTH
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -104,6 +105,7 @@ BODIES = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("kind", RouteKind)
+@settings(max_examples=30 * DEPTH)
 @given(body=BODIES)
 def test_whatever_is_sent_is_judged_alike(kind: RouteKind, body: dict[str, Any]) -> None:
     assert REQUESTS[kind].is_valid(body) == parsed(kind, body)
