@@ -24,6 +24,14 @@ class Expectation:
     """What the predictor that is not believed now would have said."""
     clock: int | None
     """Of the learner, then."""
+    told: int | None
+    """What the worker's events said, be it ``least`` or ``other``; None: they say nothing of it."""
+    decided: float
+    """Monotonic seconds."""
+    version: int
+    """Of what was known of the worker then (:meth:`gateway.trust.TrustBook.version`)."""
+    stride: int
+    """Granules per key of the worker."""
 
 
 @dataclass(frozen=True, slots=True)

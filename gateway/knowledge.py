@@ -13,6 +13,7 @@ from gateway.decision import Overlap
 from gateway.expectation import Delivered, Expectation, text_tokens
 from gateway.ghosts import GhostMemory
 from gateway.held import Held
+from gateway.hindsight import Hindsight
 from gateway.index.base import Applied, PrefixIndex
 from gateway.learn import Learner, Served
 from gateway.learned import Fact, Outbox
@@ -52,6 +53,7 @@ class Knowledge:
         self._scopes = Scopes(max(1, ghost_keys // 8))
         self._branches = Branches(max(1, ghost_keys // 16))
         self._learner = Learner()
+        self._hindsight = Hindsight(index, self._trust)
         self.outbox = Outbox()
         """What the other gateways should know about workers without cache events."""
 
@@ -61,6 +63,7 @@ class Knowledge:
         """A worker is there; ``fresh``: nothing of what was known of it holds."""
         if fresh:
             self._promises.forget(member.id)
+            self._hindsight.forget(member.id)
             if self._learner.knows(member.id) and not member.info.event_feed:
                 self.outbox.put(Fact(member.id, b""))
             self._learner.join(member.id, member.stride, member.kv_tokens_total())
@@ -76,6 +79,7 @@ class Knowledge:
         self._learner.forget(worker)
         self._index.forget(worker)
         self._leave_aside(worker)
+        self._hindsight.forget(worker)
         self._trust.forget(worker)
 
     def resize(self, member: Member) -> None:
@@ -93,8 +97,9 @@ class Knowledge:
         place = self._place(member.id, text=False)
         return 0 if place is None else self._learner.capacity_tokens(place)
 
-    def feed_says(self, worker: WorkerId, trust: Trust, reason: str) -> None:
+    def feed_says(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
         """Whoever follows the worker's feed says how far it can be believed."""
+        self._hindsight.settle(worker, now)
         if trust is Trust.EXACT and self._trust.feed_state(worker) is not Trust.EXACT:
             self._learner.reset(worker)
         self._trust.told(worker, trust, reason)
@@ -141,13 +146,15 @@ class Knowledge:
             return None
         return _aside(worker)
 
-    def apply(self, batch: EventBatch, member: Member | None) -> Applied:
+    def apply(self, batch: EventBatch, member: Member | None, now: float) -> Applied:
         """Cache events. A gap lowers trust at once; only who follows the feed can raise it, since
         a batch that fits says nothing about how many more are on their way."""
         applied = self._index.apply(batch)
         if member is None or batch.source != _WORKER or batch.epoch != member.info.epoch:
             return applied
-        if not applied.ok and self._trust.feed_state(member.id) is Trust.EXACT:
+        if applied.ok:
+            self._hindsight.heard(batch, now)
+        elif self._trust.feed_state(member.id) is Trust.EXACT:
             self._trust.told(member.id, Trust.LEARNED, "gap in its events")
         return applied
 
@@ -239,7 +246,9 @@ class Knowledge:
         """It was not."""
         self._promises.break_off(promise)
 
-    def expect(self, query: Query, candidate: Candidate, member: Member) -> Expectation:
+    def expect(
+        self, query: Query, candidate: Candidate, member: Member, decided: float
+    ) -> Expectation:
         """What is predicted, to be compared with what will be delivered. Pure."""
         text = not query.prompt_tokens
         place = self._place(member.id, text=text)
@@ -247,12 +256,22 @@ class Knowledge:
         # What is only promised proves nothing: the request may overlap its leader.
         least = most - candidate.promised_tokens
         state, other = self._trust.of(member.id)[0], None
+        told = least if place is None else None
         if state is Trust.BLIND and place is not None:
             other = self._match_at(place, query, member)
         elif place == _aside(member.id) and not text:
-            other = self._match_at(member.id, query, member)
-        clock = None if place is None else self._learner.clock(place)
-        return Expectation(place, least, most, other, clock)
+            other = told = self._match_at(member.id, query, member)
+        return Expectation(
+            place=place,
+            least=least,
+            most=most,
+            other=other,
+            clock=None if place is None else self._learner.clock(place),
+            told=told,
+            decided=decided,
+            version=self._trust.version(member.id),
+            stride=member.stride,
+        )
 
     def _match_at(self, place: WorkerId, query: Query, member: Member) -> int:
         match = self._index.match(query.keys).get(place)
@@ -288,7 +307,7 @@ class Knowledge:
         if judge and cached is not None and self._comparable(member, delivered):
             block = max(member.info.block_size, member.stride * GRANULE, slack)
             seen = Compared(expected.least, expected.most, expected.other, cached, block)
-            self._trust.compare(member.id, seen, now)
+            self._hindsight.compare(member, query, expected, seen, now)
         if expected.place is not None:
             blind = self._trust.of(member.id)[0] is Trust.BLIND
             request = Served(

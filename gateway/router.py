@@ -148,7 +148,7 @@ class Router:
         A gap in its events lowers that at once; only a further call raises it. What else lowers
         trust stays in force (:mod:`gateway.trust`).
         """
-        self._knowledge.feed_says(worker, trust, reason)
+        self._knowledge.feed_says(worker, trust, reason, now)
 
     def limit_trust(self, worker: WorkerId, cause: str, limit: Trust | None, reason: str) -> None:
         """Believe a worker at most so far, whatever its feed says; None lifts the limit.
@@ -182,7 +182,7 @@ class Router:
 
     def apply_events(self, batch: EventBatch, now: float) -> Applied:
         """Cache events; the caller fetches a snapshot when the answer is not ok."""
-        return self._knowledge.apply(batch, self._fleet.get(batch.worker))
+        return self._knowledge.apply(batch, self._fleet.get(batch.worker), now)
 
     def learned(self, limit: int) -> Iterable[Fact]:
         """Facts about workers without cache events that the other gateways do not know yet."""
@@ -384,7 +384,7 @@ class Router:
             probe=member.breaker.begin(now),
         )
         self._fleet.book(member, booking)
-        expectation = self._knowledge.expect(query, candidate, member)
+        expectation = self._knowledge.expect(query, candidate, member, route.decided)
         promise = self._knowledge.promise(query, candidate, now)
         if attempt == 1:
             self._knowledge.asked(query, route.overlap)

@@ -162,6 +162,10 @@ class _Watch:
     lowered_at: float = 0.0
     raised_at: float = 0.0
     rest_s: float = FIRST_REST_S
+    rebuilt: bool = False
+    """What it is believed from was had anew since trust was lowered: no rest is needed."""
+    version: int = 0
+    """Counts the circumstances: what was decided under others is not compared."""
 
     @property
     def mute(self) -> bool:
@@ -222,11 +226,12 @@ class _Watch:
             if self.raised_at and held_s < self.rest_s
             else FIRST_REST_S
         )
-        self.lowered, self.lowered_at = (trust, reason), now
+        self.lowered, self.lowered_at, self.rebuilt = (trust, reason), now, False
         self.clear()
 
     def _raise(self, now: float) -> None:
-        if now - self.lowered_at < self.rest_s or len(self.others) < ENOUGH:
+        rested = self.rebuilt or now - self.lowered_at >= self.rest_s
+        if not rested or len(self.others) < ENOUGH:
             return
         share = self.others.share
         blind = self.lowered is not None and self.lowered[0] is Trust.BLIND
@@ -236,6 +241,7 @@ class _Watch:
 
     def clear(self) -> None:
         """What was compared under other circumstances does not count."""
+        self.version += 1
         for window in (self.errors, self.arrivals, self.others):
             window.clear()
 
@@ -253,6 +259,7 @@ class TrustBook:
         watch = _Watch(Trust.LEARNED, reason, Trust.LEARNED, reason, cacheless)
         if before is not None:
             watch.state, watch.reported = before.state, before.reported
+            watch.version = before.version + 1
         self._watches[worker] = watch
         self._review(worker, watch)
 
@@ -272,6 +279,7 @@ class TrustBook:
             return
         if watch.told is not trust:
             watch.clear()
+            watch.rebuilt = trust is Trust.EXACT
         watch.told, watch.told_reason = trust, reason
         self._review(worker, watch)
 
@@ -295,6 +303,12 @@ class TrustBook:
         """It has told ``cached_tokens`` once, so that an absent figure means 0. Pure."""
         watch = self._watches.get(worker)
         return watch is not None and watch.reported
+
+    def version(self, worker: WorkerId) -> int:
+        """Another number under other circumstances, under which old predictions prove nothing.
+        Pure."""
+        watch = self._watches.get(worker)
+        return 0 if watch is None else watch.version
 
     def error_share(self, worker: WorkerId) -> float | None:
         """Share of the tokens predicted wrongly of late; None: too little was compared. Pure."""

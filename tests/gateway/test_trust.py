@@ -8,6 +8,7 @@ import pytest
 from routerkit import Rig, ok
 
 from gateway.decision import Route
+from gateway.hindsight import GRACE_S
 from gateway.parity import Parity, Verdict
 from gateway.routing.base import Trust
 from gateway.trust import (
@@ -19,6 +20,7 @@ from gateway.trust import (
     TrustChange,
     mistrust,
 )
+from shared.blocks import pack_keys
 from shared.events import Snapshot, removed
 from shared.types import BlockKey, WorkerId
 
@@ -30,6 +32,7 @@ class Watched(Rig):
 
     def __init__(self, *, events: bool = True) -> None:
         self.changes: list[TrustChange] = []
+        self.events = events
         super().__init__(workers=1, events=events, on_trust=self.changes.append)
 
     @property
@@ -41,11 +44,18 @@ class Watched(Rig):
         return [(change.before, change.after) for change in self.changes]
 
     def ask(self, keys: list[BlockKey], cached: int | None) -> Route:
-        """One whole request; what it promised is forgotten afterwards."""
+        """One whole request; what it promised is forgotten afterwards, and what it says of the
+        worker is settled."""
         route = self.route(keys)
         self.serve(keys, cached)
-        self.now += 2.0
+        self.now += GRACE_S
+        self.tick()
         return route
+
+    def tick(self) -> None:
+        """The follower of the feed says what it always says."""
+        if self.events:
+            self.router.set_trust(W, Trust.EXACT, "events flow", self.now)
 
     def rest(self, seconds: float = FIRST_REST_S) -> None:
         self.now += seconds
@@ -117,6 +127,104 @@ def test_a_gap_lowers_at_once_and_the_snapshot_raises() -> None:
     assert rig.feed("w1", Snapshot(b"")) == "applied"
     rig.router.set_trust(W, Trust.EXACT, "events flow", rig.now)
     assert rig.told()[-2:] == [(Trust.EXACT, Trust.LEARNED), (Trust.LEARNED, Trust.EXACT)]
+
+
+@pytest.mark.parametrize("late_s", [0.0, GRACE_S / 2])
+def test_evictions_under_pressure_that_the_events_tell_are_no_error(late_s: float) -> None:
+    """Each prompt is evicted between its decision and its turn; its events come after the answer,
+    or between. Learned would be no better."""
+    rig = Watched()
+    prompts = [rig.prompt(20) for _ in range(5)]
+    for n in range(8 * ENOUGH):
+        keys = prompts[n % 5]
+        rig.warm("w1", keys)
+        lease = rig.begin(keys)
+        lease.first_token(rig.now)
+        if not late_s:
+            rig.evict("w1", keys)
+        lease.finish(ok(321, 0), rig.now)
+        rig.now += late_s
+        if late_s:
+            rig.evict("w1", keys)
+        rig.warm("w1", keys)  # the request itself has computed it anew
+        rig.evict("w1", keys)
+        rig.now += GRACE_S
+        rig.tick()
+        assert rig.trust == (Trust.EXACT, "events flow")
+
+
+def test_what_others_stored_meanwhile_is_no_error() -> None:
+    """Another gateway's request had stored it before this one's turn came."""
+    rig = Watched()
+    for _ in range(3 * ENOUGH):
+        keys = rig.prompt(20)
+        lease = rig.begin(keys)
+        rig.warm("w1", keys)
+        lease.finish(ok(321, 304), rig.now)
+        rig.now += GRACE_S
+        rig.tick()
+    assert rig.trust == (Trust.EXACT, "events flow")
+
+
+def test_evictions_of_other_blocks_excuse_nothing() -> None:
+    rig = Watched()
+    for _ in range(2 * ENOUGH):
+        keys, other = rig.prompt(20), rig.prompt(20)
+        rig.warm("w1", keys)
+        rig.warm("w1", other)
+        lease = rig.begin(keys)
+        rig.evict("w1", other + keys[10:])
+        lease.finish(ok(321, 0), rig.now)
+        rig.now += GRACE_S
+        rig.tick()
+        if rig.trust[0] is not Trust.EXACT:
+            break
+    assert rig.trust[0] is Trust.LEARNED
+
+
+@pytest.mark.parametrize("how", ["snapshot", "gap and checkpoint", "under way"])
+def test_what_was_predicted_before_contents_were_told_anew_counts_nothing(how: str) -> None:
+    """A hole that is noticed late: until then all is predicted wrongly."""
+    rig = Watched()
+    prompts = [rig.prompt(20) for _ in range(2 * ENOUGH)]
+    for prompt in prompts:
+        rig.warm("w1", prompt)
+    leases = [rig.begin(prompt) for prompt in prompts]
+    if how != "under way":
+        for lease in leases:
+            lease.finish(ok(321, 0), rig.now)
+        rig.now += GRACE_S / 2
+    if how != "snapshot":
+        rig.seqs["w1"] += 1
+        assert rig.feed("w1", removed([1])) == "gap"
+    assert rig.feed("w1", Snapshot(b"")) == "applied"
+    rig.tick()
+    if how == "under way":
+        for lease in leases:
+            lease.finish(ok(321, 0), rig.now)
+    rig.now += GRACE_S
+    rig.tick()
+    assert rig.trust == (Trust.EXACT, "events flow")
+    rig.ask(rig.prompt(20), 0)
+    assert rig.trust == (Trust.EXACT, "events flow")
+
+
+def test_trust_that_was_lowered_needs_no_rest_once_contents_were_told_anew() -> None:
+    """What had been wrong is gone; that it is right now has to be seen all the same."""
+    rig = Watched()
+    shared = rig.prompt(20)
+    rig.ask(family(rig, shared), 0)
+    for _ in range(ENOUGH):
+        rig.ask(family(rig, shared), 320)
+    assert rig.trust[0] is Trust.LEARNED
+    rig.seqs["w1"] += 1
+    rig.feed("w1", removed([1]))
+    rig.feed("w1", Snapshot(pack_keys(shared)))
+    rig.tick()
+    assert rig.trust[0] is Trust.LEARNED
+    for _ in range(ENOUGH):
+        rig.serve(family(rig, shared), 320)
+    assert rig.trust == (Trust.EXACT, "events flow")
 
 
 def test_few_or_small_differences_lower_nothing() -> None:
