@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-docs test-compose test-llamacpp check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs site fuzz-http clean
+.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-llamacpp dist check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs site fuzz-http clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -44,6 +44,12 @@ test-docs: setup ## the slower commands of the documentation, and its first step
 
 test-compose: setup ## build and run compose.yaml for real (needs docker compose)
 	$(PYTEST) tests/compose -m compose $(ARGS)
+
+test-release: setup ## build wheels twice, install them where nothing else is, run two versions side by side (needs the history)
+	$(PYTEST) tests/release -m release $(ARGS)
+
+dist: $(STAMP) ## wheel, sdist and checksums of what is committed, in dist/: the same bytes everywhere
+	@PYTHON=$(BIN)/python scripts/dist.sh dist
 
 check: $(STAMP) ## lint, format, strict types, import rules
 	$(BIN)/ruff check .

@@ -211,6 +211,7 @@ class Gateway:
             asyncio.create_task(backends.grow(self._index), name="index"),
         ]
         self._limiter.start()
+        self.feeds.on_silent = self.pipeline.give_up
         await self.feeds.start()
 
     async def _bind(self, key: str, server: HttpServer | WireServer, host: str, port: int) -> None:

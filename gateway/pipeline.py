@@ -42,7 +42,7 @@ from gateway.spans import Tracing
 from gateway.streaming import error_event
 from gateway.telemetry import PrometheusSink, RecordSink
 from gateway.tenancy import Tenants
-from gateway.upstream import Timeouts, Upstream, UpstreamError
+from gateway.upstream import Timeouts, Upstream, UpstreamError, UpstreamTimeout
 from gateway.work import Work
 from shared import openai
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
@@ -162,9 +162,16 @@ class Pipeline:
             if item.task is not None:
                 item.task.cancel()
 
+    def give_up(self, worker: WorkerId) -> None:
+        """A worker hangs: what it has not begun to answer is asked of others, if there are any."""
+        now = asyncio.get_running_loop().time()
+        for item in [one for one in self._running if one.waits_for(worker)]:
+            if item.patience is not None and isinstance(self._decide(item), Route):
+                item.patience.reschedule(now)
+
     async def _run(self, item: Work, client: Client) -> None:
         """All attempts of one request, and every way out of them."""
-        item.task = asyncio.current_task()
+        item.task, item.client = asyncio.current_task(), client
         if self._spans is not None:
             item.trace = self._spans.begin(item.inbound.headers)
         self._running.add(item)
@@ -239,16 +246,22 @@ class Pipeline:
             item.lease.url, item.path, headers, self._body(item), timeouts=self._timeouts
         )
         try:
-            async with call as response:
+            async with asyncio.timeout(None) as item.patience, call as response:
                 await attempt.deliver(item, response, client, self._end, self._clock)
         except UpstreamError as error:
             return refusals.from_upstream(error)
+        except TimeoutError:
+            assert item.patience is not None
+            assert item.patience.expired()
+            return refusals.from_upstream(UpstreamTimeout("the worker answers nothing any more"))
         except AttemptFailed as failure:
             if failure.reason == refusals.MODEL_GONE:
                 self._suspect(item.lease.worker)
             if not failure.retry:  # a refusal shows that the worker is alive
                 self._budget.success()
             return failure
+        finally:
+            item.patience = None
         self._budget.success()
         return None
 

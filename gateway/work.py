@@ -11,7 +11,7 @@ import msgspec
 from gateway.admission import Ticket
 from gateway.config import GatewayConfig
 from gateway.decision import Route
-from gateway.exchange import KEPT_FROM_WORKERS, Answer, Headers, Inbound, end_to_end
+from gateway.exchange import KEPT_FROM_WORKERS, Answer, Client, Headers, Inbound, end_to_end
 from gateway.prompts import Prompt
 from gateway.router import Lease
 from gateway.routing.base import Query
@@ -53,6 +53,9 @@ class Work:
     """It had to wait in the gateway."""
     tap: StreamTap | None = None
     task: asyncio.Task[object] | None = None
+    client: Client | None = None
+    patience: asyncio.Timeout | None = None
+    """Of the attempt under way: ends it when its worker hangs."""
     aborted: bool = False
     trace: RequestTrace | None = None
     """It is traced: a span for it and for each attempt."""
@@ -63,6 +66,15 @@ class Work:
         query = self.query
         prompt = query.prompt_tokens or len(query.keys) * GRANULE
         return prompt + (query.max_tokens or _USUAL_OUTPUT)
+
+    def waits_for(self, worker: WorkerId) -> bool:
+        """The worker has the request, and no byte of an answer has reached the client."""
+        return (
+            self.lease is not None
+            and self.lease.worker == worker
+            and self.client is not None
+            and not self.client.started
+        )
 
     def attempt(self, route: Route, lease: Lease) -> None:
         """A further worker is tried."""

@@ -1,5 +1,9 @@
 """Every Redis key, field and lifetime. All objects are disposable: each carries a TTL.
 
+Versions that share one Redis (docs/upgrading.md): a change that older readers survive leaves
+``SCHEMA`` alone (a new key, a new field, an element at the end of an array); any other raises it,
+and readers then know two numbers.
+
 A worker's keys share one hash tag ``{deployment.shard}``, so no command crosses a Cluster slot and
 no slot is hot; the shard is chosen by the worker's name.
 """
@@ -17,6 +21,8 @@ Command = tuple[str | bytes | int | float, ...]
 Reply = Any
 """Raw RESP2: bytes, int, None, lists of these, or an exception object."""
 
+SCHEMA = 1
+"""What writers say of the form of all that they write; a writer that says nothing means 1."""
 LEASE_MS = 5_000
 """A worker that has not beaten for this long is gone."""
 HEARTBEAT_S = 1.0
@@ -38,6 +44,7 @@ FIELD_LOAD = "load"
 FIELD_EPOCH = "epoch"
 FIELD_SEQ = "seq"
 FIELD_BATCH = "b"
+FIELD_SCHEMA = "schema"
 FIELD_HOST = "host"
 """In a manifest: "1" if chunks of host memory belong to the checkpoint."""
 

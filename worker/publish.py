@@ -179,6 +179,7 @@ class RedisPublisher:
             *(rediskeys.FIELD_LOAD, msgspec.json.encode(self._published.load())),
             *(rediskeys.FIELD_EPOCH, int(epoch)),
             *(rediskeys.FIELD_SEQ, self._log.seq),
+            *(rediskeys.FIELD_SCHEMA, rediskeys.SCHEMA),
         ]
         name, members = self._names.worker(worker), self._names.members(self._shard)
         kept = self._checkpoint_keys()

@@ -7,7 +7,7 @@ for workers that registered themselves also from their lease.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -51,8 +51,8 @@ class Look:
     sightings: dict[WorkerId, Sighting]
     listed: frozenset[WorkerId]
     """Names in the source's lists, with a lease or without."""
-    unreadable: int = 0
-    """Registrations that could not be read."""
+    unreadable: Mapping[WorkerId, str] = field(default_factory=dict)
+    """Registrations that could not be read, and why not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,15 +50,15 @@ class RedisDiscovery:
                 raise RedisLost(f"SMEMBERS: {reply}")
         listed = parse_members(replies)
         found: dict[WorkerId, Sighting] = {}
-        unreadable = 0
+        unreadable: dict[WorkerId, str] = {}
         for start in range(0, len(listed), COMMANDS_PER_TRIP):
             names = listed[start : start + COMMANDS_PER_TRIP]
             replies = await link.call(registration_commands(self._keys, names))
             for name, reply in zip(names, replies, strict=True):
                 try:
                     sighting = self._sighting(name, reply)
-                except (msgspec.DecodeError, RecursionError):
-                    unreadable += 1
+                except (msgspec.DecodeError, RecursionError) as error:
+                    unreadable[name] = str(error)[:200]
                     continue
                 if sighting is not None:
                     found[name] = sighting

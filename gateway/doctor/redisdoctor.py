@@ -156,7 +156,9 @@ async def _keyspace(link: RedisLink, config: GatewayConfig, subject: str) -> Fin
     look = await RedisDiscovery(RedisKeys(config.deployment.name)).look(link)
     name = config.deployment.name
     if look.unreadable:
-        detail = f"{look.unreadable} registrations under '{name}' cannot be read"
+        worker, reason = next(iter(look.unreadable.items()))
+        number = len(look.unreadable)
+        detail = f"{number} registrations under '{name}' cannot be read ({worker}: {reason})"
         fix = "run the same version of headwater on gateways and workers"
         return finding("redis.keyspace", subject, Status.FAILED, detail, fix)
     alive = ", ".join(sorted(look.sightings)) or "nobody"

@@ -105,6 +105,8 @@ class Feeds:
         self._followed: FollowedLists | None = None
         self._own_tokens = own_tokens
         self._parity: ParityProber | None = None
+        self.on_silent: Callable[[WorkerId], None] = lambda worker: None
+        """Called while a worker has answered nothing for many probes; set before the start."""
 
     async def start(self) -> None:
         """Begin in the background; waits for nobody."""
@@ -123,6 +125,7 @@ class Feeds:
             wall=self._sources.wall,
             rng=rng,
         )
+        tender.on_silent = self.on_silent
         engines = EngineFeeds(
             self._replica,
             tender,

@@ -26,6 +26,9 @@ LEASE_S = LEASE_MS / 1000.0
 NOT_PROBED = "not probed yet"
 LATE_PROBES = 2
 """So many probes in a row without an answer in time take a worker out."""
+SILENT_PROBES = 5
+"""After so many in a row (10 s and more) it is taken to hang: what it has not begun to answer is
+asked of others."""
 START_STEP_S = 1.0
 IDENTIFY_EVERY = 10
 """Probes between two questions of who it is, when nothing else asks for one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -15,6 +15,7 @@ from gateway.feeds.redisfeed import Backoff
 from gateway.index.redis import is_replica
 from gateway.index.stats import FeedStats
 from shared.redislink import RedisLink, RedisLost
+from shared.types import WorkerId
 
 LOOK_EVERY_S = 1.0
 
@@ -35,6 +36,7 @@ class RegistryWatch:
         self._clock, self._rng = clock, rng
         self._up_since: float | None = None
         self._told: bool | None = None
+        self._unreadable: Mapping[WorkerId, str] = {}
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     async def run(self) -> None:
@@ -60,7 +62,8 @@ class RegistryWatch:
             await self._link.drop()
             raise RedisLost("it is a replica: writes would be refused")
         look = await self._discovery.look(self._link)
-        self._stats.decode_errors += look.unreadable
+        self._stats.decode_errors += len(look.unreadable)
+        self._note_unreadable(look.unreadable)
         if self._up_since is None:
             self._up_since = self._clock()
         self._stats.redis_up, self._stats.redis_reason = True, ""
@@ -68,6 +71,13 @@ class RegistryWatch:
             self._told = True
             self._log.info("redis_up", workers=len(look.sightings))
         self._on_look(look, self._up_since)
+
+    def _note_unreadable(self, unreadable: Mapping[WorkerId, str]) -> None:
+        """One line for each worker and reason, not one a second."""
+        for worker, reason in unreadable.items():
+            if self._unreadable.get(worker) != reason:
+                self._log.warning("registration_unreadable", worker=worker, reason=reason)
+        self._unreadable = unreadable
 
     def _note_down(self, reason: str) -> None:
         self._stats.redis_outages += self._up_since is not None

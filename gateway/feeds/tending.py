@@ -18,7 +18,7 @@ from gateway.feeds.base import BY_LIST, BY_WORKER, FedRouter
 from gateway.feeds.claims import Claims
 from gateway.feeds.epochs import Epochs
 from gateway.feeds.health import Prober
-from gateway.feeds.members import NOT_PROBED, Adoption, Member, Members
+from gateway.feeds.members import NOT_PROBED, SILENT_PROBES, Adoption, Member, Members
 from gateway.feeds.tasks import TaskSet
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
@@ -59,6 +59,8 @@ class Tender:
         self._last_look: tuple[Look, float] | None = None
         self.on_new: Callable[[WorkerId], None] = lambda worker: None
         """Called when an incarnation of a worker was seen for the first time."""
+        self.on_silent: Callable[[WorkerId], None] = lambda worker: None
+        """Called while a worker has answered nothing for many probes."""
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     def add(self, url: str, source: Source, claimed: WorkerId | None = None) -> Member:
@@ -291,6 +293,8 @@ class Tender:
             info = msgspec.structs.replace(member.info, models=models, adapters=adapters)
             self._adopt(member, info)
         self._router.set_health(member.info.id, healthy, now, probe.reason)
+        if member.late >= SILENT_PROBES:
+            self.on_silent(member.info.id)
 
     def _note_load(self, member: Member, load: WorkerLoad) -> None:
         if member.info is None:

@@ -22,7 +22,9 @@ from shared.rediskeys import (
     FIELD_HOST,
     FIELD_INFO,
     FIELD_LOAD,
+    FIELD_SCHEMA,
     FIELD_SEQ,
+    SCHEMA,
     Command,
     RedisKeys,
     Reply,
@@ -123,6 +125,7 @@ def parse_registration(reply: Reply) -> Registration | None:
     if not isinstance(reply, list) or not reply:
         return None
     fields: Mapping[bytes, bytes] = dict(zip(reply[::2], reply[1::2], strict=False))
+    _require_known_schema(fields)
     info = msgspec.json.decode(fields.get(FIELD_INFO.encode(), b""), type=WorkerInfo)
     raw_load = fields.get(FIELD_LOAD.encode(), b"")
     try:
@@ -132,6 +135,17 @@ def parse_registration(reply: Reply) -> Registration | None:
         raise msgspec.DecodeError("epoch and seq must be numbers") from error
     load = msgspec.json.decode(raw_load, type=WorkerLoad) if raw_load else None
     return Registration(info, load, epoch, seq, raw_load)
+
+
+def _require_known_schema(fields: Mapping[bytes, bytes]) -> None:
+    """To understand half of what a newer form says would be worse than to understand none of it."""
+    told = fields.get(FIELD_SCHEMA.encode(), b"1")
+    try:
+        schema = int(told)
+    except ValueError as error:
+        raise msgspec.DecodeError("schema must be a number") from error
+    if schema > SCHEMA:
+        raise msgspec.DecodeError(f"schema {schema} is newer than {SCHEMA}: update this gateway")
 
 
 def checkpoint_commands(keys: RedisKeys, worker: WorkerId, epoch: Epoch) -> list[Command]:

@@ -16,7 +16,7 @@ from gateway.index import redis as layout
 from shared.blocks import pack_keys
 from shared.events import EventBatch, encode_batch, stored
 from shared.load import WorkerInfo, WorkerLoad
-from shared.rediskeys import CHUNKS, RedisKeys
+from shared.rediskeys import CHUNKS, SCHEMA, RedisKeys
 from shared.types import Tier
 
 KEYS = RedisKeys("t")
@@ -71,10 +71,19 @@ def test_a_registration_is_read() -> None:
     assert layout.parse_registration(ResponseError("WRONGTYPE")) is None
 
 
-@pytest.mark.parametrize("changes", [{"info": b"{"}, {"load": b"[]"}, {"epoch": b"x"}])
+@pytest.mark.parametrize(
+    "changes", [{"info": b"{"}, {"load": b"[]"}, {"epoch": b"x"}, {"schema": b"x"}]
+)
 def test_an_unreadable_registration_is_told_apart_from_none(changes) -> None:
     with pytest.raises(msgspec.DecodeError):
         layout.parse_registration(registration(**changes))
+
+
+def test_a_registration_of_a_newer_form_is_not_half_understood() -> None:
+    for told in (b"0", b"1", str(SCHEMA).encode()):
+        assert layout.parse_registration(registration(schema=told)) is not None
+    with pytest.raises(msgspec.DecodeError, match="update this gateway"):
+        layout.parse_registration(registration(schema=str(SCHEMA + 1).encode()))
 
 
 def test_members_of_all_shards_are_read() -> None:
