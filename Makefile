@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-llamacpp dist check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs site fuzz-http clean
+.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-kubernetes test-llamacpp dist check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs site fuzz-http clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -47,6 +47,10 @@ test-compose: setup ## build and run compose.yaml for real (needs docker compose
 
 test-release: setup ## build wheels twice, install them where nothing else is, run two versions side by side (needs the history)
 	$(PYTEST) tests/release -m release $(ARGS)
+
+test-kubernetes: setup ## manifests and Helm chart against the schemas of Kubernetes; fetches Helm (HELM=PATH: another)
+	PYTHON=$(BIN)/python scripts/kubernetes_tools.sh $(VENV)/kubernetes
+	HEADWATER_KUBERNETES_TOOLS=$(abspath $(VENV)/kubernetes) $(PYTEST) tests/kubernetes -m kubernetes $(ARGS)
 
 dist: $(STAMP) ## wheel, sdist and checksums of what is committed, in dist/: the same bytes everywhere
 	@PYTHON=$(BIN)/python scripts/dist.sh dist

@@ -14,8 +14,8 @@ suite() {
     # 5: a selection (-k) may leave nothing of one part, but not of all
     if [ "$code" -eq 0 ]; then ran=1; elif [ "$code" -ne 5 ]; then ran=1 failed=$code; fi
 }
-OMP_NUM_THREADS=1 suite tests/architecture tests/contracts tests/gateway tests/properties \
-    tests/shared tests/worker --numprocesses auto "$@"
+OMP_NUM_THREADS=1 suite tests/architecture tests/contracts tests/gateway tests/monitoring \
+    tests/properties tests/shared tests/worker --numprocesses auto "$@"
 suite tests/cases tests/integration --numprocesses 2 --dist loadfile -m "not alone" "$@"
 suite tests/cases tests/integration -m alone "$@"
 [ "$ran" -eq 1 ] || { echo "no test was selected" >&2; exit 5; }

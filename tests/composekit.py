@@ -18,6 +18,8 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 Messages = list[dict[str, str]]
 T = TypeVar("T")
+IN_TURN = {"x-headwater-policy": "round_robin"}
+"""Obeyed under ``tests/compose/spread.yaml``; elsewhere idle workers need not be asked in turn."""
 
 
 def docker(*arguments: str) -> str:
@@ -102,17 +104,26 @@ class Project:
         """Ids of the service's containers, running or not."""
         return self.compose("ps", "-a", "-q", "--no-trunc", service).split()
 
-    def chat(self, messages: Messages, model: str, max_tokens: int = 8) -> httpx.Response:
+    def chat(
+        self,
+        messages: Messages,
+        model: str,
+        max_tokens: int = 8,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
         answer = httpx.post(
             f"{self.url}/v1/chat/completions",
             json={"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0},
+            headers=headers,
             timeout=60,
         )
         assert answer.status_code == 200, answer.text
         return answer
 
-    def ask(self, text: str, model: str = "fake", max_tokens: int = 2) -> httpx.Response:
-        return self.chat([{"role": "user", "content": text}], model, max_tokens)
+    def ask(
+        self, text: str, model: str = "fake", headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        return self.chat([{"role": "user", "content": text}], model, 2, headers)
 
     def model(self) -> str:
         return str(httpx.get(f"{self.url}/v1/models", timeout=10).json()["data"][0]["id"])
@@ -120,7 +131,7 @@ class Project:
     def served_by(self, asked: int = 4, model: str = "fake") -> set[str]:
         """Workers that answer new prompts; all of them have to be answered."""
         return {
-            self.ask(f"Hello {uuid.uuid4()}", model).headers["x-headwater-worker"]
+            self.ask(f"Hello {uuid.uuid4()}", model, IN_TURN).headers["x-headwater-worker"]
             for _ in range(asked)
         }
 
@@ -128,7 +139,7 @@ class Project:
         """The names of workers, once so many serve."""
 
         def look() -> set[str]:
-            seen = self.served_by(3 * number, model)
+            seen = self.served_by(2 * number, model)
             return seen if len(seen) == number else set()
 
         return wait_for(f"{number} workers serve", look, 120)
@@ -167,7 +178,11 @@ class Stream(threading.Thread):
         }
         try:
             with httpx.stream(
-                "POST", f"{self._url}/v1/chat/completions", json=body, timeout=60
+                "POST",
+                f"{self._url}/v1/chat/completions",
+                json=body,
+                headers=IN_TURN,
+                timeout=60,
             ) as answer:
                 assert answer.status_code == 200, answer.read()
                 self.worker = answer.headers["x-headwater-worker"]

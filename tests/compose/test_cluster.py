@@ -17,13 +17,14 @@ from composekit import Project, docker, streams, streams_on, wait_for, whole
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 WORKER = "worker-fake"
+FILES = ("compose.yaml", "tests/compose/spread.yaml")
 LONG = 1500
 """Tokens of a stream that lasts longer than what is done to the cluster meanwhile: some 8 s."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Project]:
-    project = Project("fake", env={"HEADWATER_IMAGE": "headwater-test:one"})
+    project = Project("fake", FILES, {"HEADWATER_IMAGE": "headwater-test:one"})
     try:
         project.compose("build")
         project.up()
