@@ -5,9 +5,14 @@
 Two workers without a model, Redis and a gateway as processes. What the cluster can serve is
 measured first; then 70 % of that is asked for. Meanwhile clients leave in the middle, all keys of
 Redis vanish, and a worker is killed and started again, in turn, one of them every half minute.
-Prints memory, file descriptors and Redis keys at each sample. Exit code 1 if the median of the
-last quarter is more than 5 % above that of the quarter before (descriptors and keys: and by more
-than eight), or a request was lost.
+Prints memory, file descriptors and Redis keys at each sample.
+
+What is held swings with the faults (a restarted worker has checkpoints under its former and its
+present epoch for a minute; a flush takes them all), so only whole rounds of all faults are compared
+with each other: the last quarter of them, one round at least, with as many before. Exit code 1 if
+the median of memory or descriptors, or the most keys, is more than 5 % above that of the rounds
+before (descriptors and keys: and by more than eight); if a key has no time to live, or belongs to
+nothing that is there (but for a former epoch's checkpoint that will expire); or a request was lost.
 """
 
 from __future__ import annotations
@@ -15,16 +20,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 
 import aiohttp  # noqa: E402
+import redis  # noqa: E402
 from caserig import GatewayProcess  # noqa: E402
 from chaoslab import CHAT, PATIENT, Load, body_of, read, recovers, start_again  # noqa: E402
 from livelab import Lab, lab  # noqa: E402
@@ -64,6 +72,8 @@ class Faults:
         self.bench, self.gateway = bench, gateway
         self.until = 0.0
         self.done = 0
+        self.rounds: list[float] = []
+        """When each round of all faults began."""
 
     def excused(self, stream: bool, outcome: str) -> bool:
         """A stream whose worker was killed cannot be finished."""
@@ -73,6 +83,7 @@ class Faults:
         """For ever."""
         rng = random.Random(5)
         while True:
+            self.rounds.append(time.monotonic())
             for fault in (self._leave, self._flush, self._kill):
                 await asyncio.sleep(FAULT_EVERY_S)
                 await fault(rng)
@@ -98,26 +109,61 @@ class Faults:
         self.until = time.monotonic() + 2.0
 
 
-def sample(bench: Lab, gateway: GatewayProcess) -> tuple[float, ...]:
-    """In the order of ``NAMES``."""
+@dataclass(frozen=True)
+class Sample:
+    """What was held at a moment."""
+
+    at: float
+    rss_mib: float
+    fds: float
+    redis_keys: float
+    in_flight: float
+
+
+def sample(bench: Lab, gateway: GatewayProcess) -> tuple[Sample, list[str]]:
+    """What is held now, and the keys that should not be."""
     now = read(gateway)
-    return (now.rss_mib, now.fds, float(talk(bench.redis.port, "DBSIZE")), now.inflight)
+    with redis.Redis(port=bench.redis.port, socket_timeout=5) as client:
+        names = sorted(client.scan_iter(count=1000))
+        pipeline = client.pipeline(transaction=False)
+        for name in names:
+            pipeline.pttl(name)
+        lives = {name.decode(): ms for name, ms in zip(names, pipeline.execute(), strict=True)}
+    workers = {worker.url.removeprefix("http://") for worker in bench.workers}
+    held = Sample(time.monotonic(), now.rss_mib, now.fds, float(len(lives)), now.inflight)
+    return held, strays(lives, workers)
 
 
-def growth(samples: Sequence[tuple[float, ...]]) -> list[str]:
-    """What was larger in the last quarter than in the one before. Pure."""
-    quarter = len(samples) // 4
-    if not quarter:
-        return ["fewer than four samples"]
+def strays(lives: Mapping[str, int], workers: Collection[str]) -> list[str]:
+    """Keys that would stay for ever, or that no worker and no gateway of now can have. Pure.
+
+    :param lives: key -> milliseconds to live, -1 for ever, -2 it has just gone.
+    """
+    found = [f"{name} has no time to live" for name, ms in lives.items() if ms == -1]
+    places = "|".join(re.escape(worker) for worker in workers)
+    known = re.compile(
+        rf"hw:{{headwater\.\d+}}:(members|log|learned|w:({places})|ck:({places}):\d+:(m|h?\d+))"
+        r"|hw:{headwater\.g}:(gateways|ledger|load:[\w-]+)|hw:{headwater\.t\.[\w.-]+}:limits"
+    )
+    return found + [f"{name} belongs to nothing" for name in lives if not known.fullmatch(name)]
+
+
+def growth(samples: Sequence[Sample], rounds: Sequence[float]) -> list[str]:
+    """What was larger in the last rounds of faults than in as many before. Pure."""
+    many = max(1, (len(rounds) - 1) // 4)
+    if len(rounds) < 2 * many + 1:
+        return [f"too short to tell: {max(0, len(rounds) - 1)} whole rounds of faults, not two"]
+    first, middle, end = rounds[-2 * many - 1], rounds[-many - 1], rounds[-1]
+    before = [each for each in samples if first <= each.at < middle]
+    last = [each for each in samples if middle <= each.at < end]
+    if not before or not last:
+        return ["too few samples"]
     found = []
-    for place, name in enumerate(NAMES[:3]):
-        before, last = (
-            statistics.median(each[place] for each in part)
-            for part in (samples[-2 * quarter : -quarter], samples[-quarter:])
-        )
-        print(f"{name}: {before:.1f} -> {last:.1f} ({last / max(before, 1e-9) - 1:+.1%})")
-        if last > before * (1 + MORE) and (name == "rss_mib" or last > before + FEW):
-            found.append(f"{name} grows: {before:.1f}, then {last:.1f}")
+    for name, of in (("rss_mib", median), ("fds", median), ("redis_keys", max)):
+        then, now = (of(getattr(each, name) for each in part) for part in (before, last))
+        print(f"{name}: {then:.1f} -> {now:.1f} ({now / max(then, 1e-9) - 1:+.1%})")
+        if now > then * (1 + MORE) and (name == "rss_mib" or now > then + FEW):
+            found.append(f"{name} grows: {then:.1f}, then {now:.1f}")
     return found
 
 
@@ -133,17 +179,19 @@ async def run(bench: Lab, options: argparse.Namespace) -> bool:
     faults = Faults(bench, gateway)
     load = Load(lambda: gateway.url, per_s, faults.excused)
     tasks = [asyncio.create_task(load.run()), asyncio.create_task(faults.run())]
-    begun, samples = time.monotonic(), []
+    begun, samples, stray = time.monotonic(), list[Sample](), dict[str, None]()
     while time.monotonic() - begun < options.minutes * 60:
         await asyncio.sleep(options.every_s)
-        samples.append(await asyncio.to_thread(sample, bench, gateway))
-        shown = (f"{value:.1f}" for value in samples[-1])
+        held, found = await asyncio.to_thread(sample, bench, gateway)
+        samples.append(held)
+        stray.update(dict.fromkeys(found))
+        shown = (f"{getattr(held, name):.1f}" for name in NAMES)
         at = f"{time.monotonic() - begun:.0f}"
         print(at, *shown, load.counts["requests"], sep="\t", flush=True)
     tasks[1].cancel()
     load.ends = True
     await tasks[0]
-    found = growth(samples) + load.lost[:20]
+    found = growth(samples, faults.rounds) + list(stray)[:20] + load.lost[:20]
     for line in found:
         print(f"FAULT {line}")
     print(f"{faults.done} faults,", dict(load.counts))
