@@ -33,6 +33,7 @@ from gateway.index import backends
 from gateway.index.table import PrefixTable
 from gateway.inherited import Inherited, number_of
 from gateway.openers import (
+    admin_tls,
     check_config,
     open_ledger,
     open_limiter,
@@ -41,6 +42,7 @@ from gateway.openers import (
     open_trace,
     open_tracing,
     open_upstream,
+    public_tls,
     report_of,
     unfit_for,
 )
@@ -58,6 +60,7 @@ from gateway.upstream import Timeouts
 from gateway.wire.server import WireServer
 from shared.errors import ConfigError
 from shared.logs import set_level
+from shared.tls import load_pair
 
 POLL_S = 0.02
 """How often a first worker is looked for."""
@@ -77,12 +80,12 @@ class Gateway:
         :raises ConfigError: the configuration cannot work.
         """
         check_config(config)
-        self._config = config
-        self._inherited = inherited
+        self._config, self._inherited = config, inherited
         self._log = structlog.get_logger("headwater.gateway")
         rng = Random()
         self._index = index = PrefixTable(config.routing.index_max_blocks, rng)
         self._tasks: list[asyncio.Task[None]] = []
+        self._tls, self._admin_tls = public_tls(config.listen), admin_tls(config.listen)
         self.router = Router(
             index,
             all_policies(config.routing),
@@ -159,7 +162,7 @@ class Gateway:
             self._tenants,
         )
         report = report_of(config.ledger, self._ledger.flush) if self._ledger is not None else None
-        self._public = WireServer(self.app.handle)
+        self._public = WireServer(self.app.handle, self._tls)
         self._foster = Foster(self._public, inherited) if inherited is not None else None
         self.admin = Admin(
             config,
@@ -180,13 +183,14 @@ class Gateway:
         """Base URL of the public listener, once started."""
         listeners = self._listeners["listen.port"][1]
         port = bound_port(listeners[0]) if listeners else self._config.listen.port
-        return base_url(self._config.listen.host, port)
+        return base_url(self._config.listen.host, port, tls=self._tls is not None)
 
     @property
     def admin_url(self) -> str:
         """Base URL of the admin listener, once started."""
         listener = self._listeners["listen.admin_port"][1][0]
-        return base_url(self._config.listen.admin_host, bound_port(listener))
+        tls = self._tls is not None and self._inherited is None
+        return base_url(self._config.listen.admin_host, bound_port(listener), tls=tls)
 
     async def start(self) -> None:
         """Listen and begin to look for workers; waits for nobody.
@@ -194,12 +198,13 @@ class Gateway:
         :raises ConfigError: a port is taken.
         """
         listen, given = self._config.listen, self._inherited
-        admin = HttpServer(self.admin.handle)
         if given is not None:
             self._listeners["listen.port"] = (self._public, [])  # when the parent says so
+            admin = HttpServer(self.admin.handle)  # of the parent alone, on loopback
             listening = await admin.listen_on(given.taken(given.admin))
             self._listeners["listen.admin_port"] = (admin, [listening])
         else:
+            admin = HttpServer(self.admin.handle, self._admin_tls)
             await self._bind("listen.port", self._public, listen.host, listen.port)
             await self._bind("listen.admin_port", admin, listen.admin_host, listen.admin_port)
         await self.observe()
@@ -262,6 +267,9 @@ class Gateway:
             self._access.close()
             self._access = open_access_log(config.log)
         self._config = config
+        for context in (self._tls, self._admin_tls):
+            if context is not None:
+                load_pair(context, "listen", config.listen.tls_cert, config.listen.tls_key)
         self._tenants = open_tenants(config)
         self._limiter.away = config.tenancy.without_redis
         self._keep_out_unfit(config)

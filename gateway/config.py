@@ -39,6 +39,13 @@ class ListenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: Annotated[
         tuple[str, ...], doc("If not empty, requests need one of these as bearer token.")
     ] = ()
+    tls_cert: Annotated[
+        str, doc("PEM file: both listeners speak TLS with this certificate; empty: plain HTTP.")
+    ] = ""
+    tls_key: Annotated[str, doc("PEM file of its key.")] = ""
+    tls_client_ca: Annotated[
+        str, doc("PEM file: clients of the public listener need a certificate of this authority.")
+    ] = ""
 
 
 EngineName = Literal["auto", "headwater", "vllm", "sglang", "llamacpp", "tgi", "openai"]
@@ -88,6 +95,11 @@ class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         3600.0
     )
     api_key: Annotated[str, doc("Bearer token sent to workers; empty sends none.")] = ""
+    tls_ca: Annotated[
+        str, doc("PEM file: the authority of https workers; empty: those that the system trusts.")
+    ] = ""
+    tls_cert: Annotated[str, doc("PEM file: the certificate shown to https workers.")] = ""
+    tls_key: Annotated[str, doc("PEM file of its key.")] = ""
     http_client: Annotated[
         Literal["httptools", "aiohttp"],
         doc("Who speaks HTTP to workers: our own client on httptools, or aiohttp's (slower)."),

@@ -8,6 +8,7 @@ bytes that have come. Answers are not limited by these.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from socket import socket
 from typing import Any
@@ -64,9 +65,10 @@ class JsonErrorHandler(web.RequestHandler):
 class HttpServer(web.Server):
     """A protocol factory for ``loop.create_server``; a client that leaves cancels its handler."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:
         """Needs a running event loop."""
         super().__init__(handler, handler_cancellation=True)
+        self._tls = tls
 
     def __call__(self) -> JsonErrorHandler:
         """Called for each new connection."""
@@ -83,7 +85,7 @@ class HttpServer(web.Server):
     async def listen(self, host: str, port: int) -> asyncio.Server:
         """Bind; raises ``OSError``. Port 0 takes a free one."""
         loop = asyncio.get_running_loop()
-        return await loop.create_server(self, host, port, backlog=BACKLOG)
+        return await loop.create_server(self, host, port, backlog=BACKLOG, ssl=self._tls)
 
     async def listen_on(self, sock: socket) -> asyncio.Server:
         """The same on a socket that is bound; it is ours from now on."""
@@ -95,10 +97,11 @@ def bound_port(server: asyncio.Server) -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
     """How a listener is reached from this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown.strip("[]") else f"http://{shown}:{port}"
+    scheme, bare = "https" if tls else "http", shown.strip("[]")
+    return f"{scheme}://[{bare}]:{port}" if ":" in bare else f"{scheme}://{bare}:{port}"
 
 
 def whole(answer: Answer) -> web.Response:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from random import Random
 from secrets import token_hex
 
 from gateway.admin import Report, check_token
-from gateway.config import GatewayConfig, LedgerConfig
+from gateway.config import GatewayConfig, LedgerConfig, ListenConfig, WorkersConfig
 from gateway.discovery.static import static_listing
 from gateway.engines.catalogue import AUTO
 from gateway.feeds.sources import make_sources
@@ -28,11 +29,14 @@ from shared.errors import ConfigError, InternalError, NotFound
 from shared.rediskeys import RedisKeys
 from shared.redislink import RedisLink
 from shared.spans import open_export
+from shared.tls import client_context, server_context
 
 
 def check_config(config: GatewayConfig) -> None:
     """Raise ``ConfigError`` for what no gateway could start with; opens and asks nothing."""
     check_token(config)
+    public_tls(config.listen)
+    worker_tls(config.workers)
     all_policies(config.routing)
     static_listing(config.workers)
     _check_engines(config)
@@ -104,7 +108,23 @@ def _all_keys(config: GatewayConfig) -> dict[bytes, Tenant]:
 
 def open_upstream(config: GatewayConfig) -> Upstream:
     """What calls workers."""
-    return AiohttpUpstream() if config.workers.http_client == "aiohttp" else WireUpstream()
+    tls = worker_tls(config.workers)
+    return AiohttpUpstream(tls) if config.workers.http_client == "aiohttp" else WireUpstream(tls)
+
+
+def public_tls(listen: ListenConfig) -> ssl.SSLContext | None:
+    """Of the public listener; None: plain. Raises ``ConfigError``."""
+    return server_context("listen", listen.tls_cert, listen.tls_key, listen.tls_client_ca)
+
+
+def admin_tls(listen: ListenConfig) -> ssl.SSLContext | None:
+    """Of the admin listener, whose clients have a token; None: plain. Raises ``ConfigError``."""
+    return server_context("listen", listen.tls_cert, listen.tls_key, "")
+
+
+def worker_tls(config: WorkersConfig) -> ssl.SSLContext | None:
+    """Of calls to https workers; None: as the system has it. Raises ``ConfigError``."""
+    return client_context("workers", config.tls_ca, config.tls_cert, config.tls_key)
 
 
 def open_tracing(config: GatewayConfig) -> Tracing | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
@@ -160,9 +161,14 @@ class _Call:
 class AiohttpUpstream:
     """:class:`Upstream` with aiohttp's client: no cap on connections, no total time limit."""
 
-    def __init__(self) -> None:
-        """Needs a running event loop."""
-        self._connector = _Connector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        """Needs a running event loop.
+
+        :param tls: for https workers; the system's trust if None.
+        """
+        self._connector = _Connector(
+            limit=0, keepalive_timeout=IDLE_CONNECTION_S, ssl=True if tls is None else tls
+        )
         self._connector.fresh = ContextVar("fresh_connection", default=False)
         self._connector._factory = partial(_protocol, asyncio.get_running_loop())
         self._session = aiohttp.ClientSession(

@@ -136,7 +136,7 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Bearer token of the admin listener; required when it is not on loopback.")
     ] = ""
     advertise_url: Annotated[
-        str, doc("Base URL under which gateways reach this worker; empty is http://HOST:PORT.")
+        str, doc("Base URL under which gateways reach this worker; empty is http(s)://HOST:PORT.")
     ] = ""
     worker_id: Annotated[str, doc("Name of this worker; empty is HOST:PORT.")] = ""
     drain_s: Annotated[
@@ -148,6 +148,13 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: Annotated[
         tuple[str, ...], doc("If not empty, requests need one of these as bearer token.")
     ] = ()
+    tls_cert: Annotated[
+        str, doc("PEM file: both listeners speak TLS with this certificate; empty: plain HTTP.")
+    ] = ""
+    tls_key: Annotated[str, doc("PEM file of its key.")] = ""
+    tls_client_ca: Annotated[
+        str, doc("PEM file: clients of the public listener need a certificate of this authority.")
+    ] = ""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from aiohttp.typedefs import Middleware
 
 from shared.errors import ConfigError
 from shared.spans import open_export
+from shared.tls import server_context
 from shared.types import WorkerId
 from worker.admin import admin_app, check_exposure
 from worker.build import (
@@ -97,7 +99,8 @@ class WorkerServer:
         serve = self._config.serve
         host = socket.gethostname() if serve.host in WILDCARDS else serve.host
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        url = serve.advertise_url or f"http://{place}"
+        scheme = "https" if serve.tls_cert else "http"
+        url = serve.advertise_url or f"{scheme}://{place}"
         worker = WorkerId(serve.worker_id or place)
         loaded, log, publisher = assemble(self._service, model, worker, url)
         self._service.become_ready(loaded, log)
@@ -109,7 +112,7 @@ class WorkerServer:
             self._service.redis_up = lambda: publisher.up
             publisher.start()
         self._log.info("ready", worker=worker, url=url, admin_port=admin_port)
-        self._announce(f"ready http://{place} model={self._service.names[0]}")
+        self._announce(f"ready {scheme}://{place} model={self._service.names[0]}")
         await self._stopping.wait()
         await self._drain(loaded, log, publisher)
 
@@ -125,9 +128,12 @@ class WorkerServer:
     async def _listen(self) -> tuple[int, int]:
         """Open both listeners; returns their ports."""
         serve = self._config.serve
-        port = await self._open(self._public_app(), serve.host, serve.port, "serve.port")
+        tls = server_context("serve", serve.tls_cert, serve.tls_key, serve.tls_client_ca)
+        admin_tls = server_context("serve", serve.tls_cert, serve.tls_key, "")
+        port = await self._open(self._public_app(), serve.host, serve.port, "serve.port", tls)
         admin = admin_app(self._service)
-        admin_port = await self._open(admin, serve.admin_host, serve.admin_port, "serve.admin_port")
+        where = serve.admin_host, serve.admin_port, "serve.admin_port"
+        admin_port = await self._open(admin, *where, admin_tls)
         self._log.info("listening", host=serve.host, port=port, admin_port=admin_port)
         return port, admin_port
 
@@ -148,10 +154,12 @@ class WorkerServer:
         GenerateRoutes(self._service, limit).add_to(app)
         return app
 
-    async def _open(self, app: web.Application, host: str, port: int, key: str) -> int:
+    async def _open(
+        self, app: web.Application, host: str, port: int, key: str, tls: ssl.SSLContext | None
+    ) -> int:
         runner = await runner_of(app, LAST_WRITES_S)
         self._runners.append(runner)
-        site = web.TCPSite(runner, host or None, port, backlog=BACKLOG)
+        site = web.TCPSite(runner, host or None, port, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:

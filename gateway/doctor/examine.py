@@ -18,6 +18,7 @@ from gateway.doctor.redisdoctor import examine_redis
 from gateway.doctor.reuse import Reuse, try_reuse
 from gateway.doctor.workerdoctor import fleet_findings, list_findings, worker_findings
 from gateway.feeds.members import NOT_PROBED
+from gateway.openers import worker_tls
 from gateway.parity import NOT_PROVED
 from gateway.routing.base import Trust, WorkerState
 from shared.types import WorkerId
@@ -113,5 +114,6 @@ async def _ask(gateway: Gateway, config: GatewayConfig) -> dict[WorkerId, Reuse]
         async with turn:
             return status.id, await try_reuse(session, status, headers)
 
-    async with aiohttp.ClientSession() as session:
+    connector = aiohttp.TCPConnector(ssl=worker_tls(config.workers) or True)
+    async with aiohttp.ClientSession(connector=connector) as session:
         return dict(await asyncio.gather(*(one(session, status) for status in open_to)))

@@ -51,6 +51,7 @@ from gateway.index.stats import FeedStats
 from shared.errors import BadRequest, ConfigError
 from shared.rediskeys import RedisKeys
 from shared.redislink import RedisLink
+from shared.tls import client_context
 from shared.types import WorkerId
 
 PROBE_CONNECTIONS = 8
@@ -110,11 +111,15 @@ class Feeds:
 
     async def start(self) -> None:
         """Begin in the background; waits for nobody."""
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=PROBE_CONNECTIONS)
+        workers = self._config.workers
+        tls = client_context("workers", workers.tls_ca, workers.tls_cert, workers.tls_key)
+        connector = aiohttp.TCPConnector(
+            limit=0, limit_per_host=PROBE_CONNECTIONS, ssl=True if tls is None else tls
+        )
         self._session = session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
         )
-        clock, rng, workers = self._sources.clock, self._sources.rng, self._config.workers
+        clock, rng = self._sources.clock, self._sources.rng
         self._tender = tender = Tender(
             self._router,
             self._replica,

@@ -23,7 +23,7 @@ from gateway.cluster.supervisor import Supervisor
 from gateway.config import GatewayConfig
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.inherited import Inherited
-from gateway.openers import check_config, report_of
+from gateway.openers import admin_tls, check_config, report_of
 from gateway.processes.calls import Calls
 from gateway.processes.child import VARIABLE, Order, encode
 from gateway.processes.front import Front
@@ -65,12 +65,12 @@ class Processes:
         if sys.platform != "linux":
             raise ConfigError("listen.processes", listen.processes, "needs Linux")
         public = open_public(listen.host, listen.port, listen.processes)
-        self._url = base_url(listen.host, port_of(public))
+        self._url = base_url(listen.host, port_of(public), tls=bool(listen.tls_cert))
         admins = [open_admin() for _ in public]
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in admins]
         group = self._group = Group(Calls(urls, self._token), lambda: self._children)
         report = report_of(config.ledger) if config.ledger.dir else None
-        server = HttpServer(Front(listen.admin_token, group, report).handle)
+        server = HttpServer(Front(listen.admin_token, group, report).handle, admin_tls(listen))
         self._supervisor.watch_signals()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         tending: asyncio.Task[None] | None = None
@@ -103,7 +103,8 @@ class Processes:
         except OSError as error:
             reason = f"cannot listen on {listen.admin_host}: {error.strerror}"
             raise ConfigError("listen.admin_port", listen.admin_port, reason) from error
-        self._log.info("admin", url=base_url(listen.admin_host, bound_port(listener)))
+        url = base_url(listen.admin_host, bound_port(listener), tls=bool(listen.tls_cert))
+        self._log.info("admin", url=url)
         return listener
 
     async def _redis(self, folder: Path) -> str:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from socket import socket
@@ -383,9 +384,10 @@ class ServerConnection(asyncio.Protocol):
 class WireServer:
     """Makes connections; knows the open ones."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:
         """Needs a running event loop."""
         self.handler = handler
+        self._tls = tls
         self.connections: set[ServerConnection] = set()
         self.closing = False
         self.dates = Dates()
@@ -397,11 +399,15 @@ class WireServer:
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
         """Bind; raises ``OSError``. Port 0 takes a free one."""
-        return await self._loop.create_server(self, host, port, backlog=limits.BACKLOG)
+        return await self._loop.create_server(
+            self, host, port, backlog=limits.BACKLOG, ssl=self._tls
+        )
 
     async def listen_on(self, sock: socket) -> asyncio.Server:
         """The same on a socket that is bound; it is ours from now on."""
-        return await self._loop.create_server(self, sock=sock, backlog=limits.BACKLOG)
+        return await self._loop.create_server(
+            self, sock=sock, backlog=limits.BACKLOG, ssl=self._tls
+        )
 
     async def shutdown(self, grace_s: float) -> None:
         """Close idle connections; those at work are cut after ``grace_s``."""
