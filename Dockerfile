@@ -14,7 +14,7 @@ COPY constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv --without-pip /opt/headwater && \
     python -m venv --without-pip /opt/sbom && \
-    python -m pip --python /opt/sbom/bin/python install -q -c constraints.txt cyclonedx-bom
+    python -m pip --python /opt/sbom/bin/python install -q -c constraints.txt cyclonedx-bom==7.5.0
 
 FROM build AS build-gateway
 COPY pyproject.toml README.md LICENSE ./

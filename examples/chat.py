@@ -19,7 +19,7 @@ QUESTIONS = (
 
 def main() -> None:
     meter = from_command_line()
-    messages = [{"role": "system", "content": "You are a patient guide. Answer in one sentence."}]
+    messages = [{"role": "system", "content": "Answer in English, in one sentence."}]
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         answer = meter.ask(question[:28], messages, max_tokens=30)

@@ -25,13 +25,7 @@ IN_TURN = {"x-headwater-policy": "round_robin"}
 def docker(*arguments: str) -> str:
     """Output of a docker command, which must succeed."""
     done = subprocess.run(
-        ["docker", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "DOCKER_BUILDKIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
+        ["docker", *arguments], capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, f"docker {arguments}: {done.stdout[-500:]}{done.stderr[-2000:]}"
     return done.stdout.strip()

@@ -135,10 +135,10 @@ def _ready(project: Project) -> bool:
 
 
 def test_a_rolling_update_loses_no_stream(cluster: Project) -> None:
-    docker("build", "-q", "--label", "release=two", "-t", "headwater-test:two", ".")
     old, gateway = cluster.containers(WORKER), cluster.containers("gateway")
     running = streams(cluster, 6, LONG // 2)
     cluster.env["HEADWATER_IMAGE"] = "headwater-test:two"
+    cluster.compose("build")
     # new workers beside the old ones, then the old ones leave
     cluster.up("--no-deps", "--no-recreate", "--scale", f"{WORKER}=4", WORKER)
     running += streams_on(cluster, cluster.wait_for_workers(4), LONG // 2)
@@ -151,10 +151,10 @@ def test_a_rolling_update_loses_no_stream(cluster: Project) -> None:
     assert whole(running) == []
     cluster.wait_for_workers(2)
     images = {
-        docker("inspect", "-f", '{{index .Config.Labels "release"}}', one)
+        docker("inspect", "-f", "{{.Config.Image}}", one)
         for one in [*cluster.containers(WORKER), *cluster.containers("gateway")]
     }
-    assert images == {"two"}
+    assert images == {"headwater-test:two"}
     assert not set(gateway) & set(cluster.containers("gateway"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from composekit import ROOT, docker
+from composekit import Project, docker
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -16,11 +16,20 @@ LISTING = (
 """Run by the interpreter of the environment, which has no other packages on its path."""
 
 
-@pytest.fixture(scope="module", params=["gateway", "worker"])
-def image(request: pytest.FixtureRequest) -> str:
-    tag = f"headwater-test:{request.param}"
-    docker("build", "-q", "--target", request.param, "-t", tag, str(ROOT))
+SERVICES = {"gateway": ("fake", "HEADWATER_IMAGE"), "worker": ("cpu", "HEADWATER_WORKER_IMAGE")}
+
+
+def built(service: str) -> str:
+    """The image that compose.yaml builds for a service."""
+    profile, variable = SERVICES[service]
+    tag = f"headwater-test:{service}"
+    Project(profile, env={variable: tag}).compose("build", service)
     return tag
+
+
+@pytest.fixture(scope="module", params=list(SERVICES))
+def image(request: pytest.FixtureRequest) -> str:
+    return built(request.param)
 
 
 def inside(image: str, *command: str) -> str:
@@ -57,7 +66,7 @@ def test_the_command_is_there(image: str) -> None:
 
 
 def test_the_gateway_is_small() -> None:
-    docker("build", "-q", "-t", "headwater-test:gateway", str(ROOT))
+    tag = built("gateway")
     base = int(docker("inspect", "-f", "{{.Size}}", "python:3.11-slim"))
-    size = int(docker("inspect", "-f", "{{.Size}}", "headwater-test:gateway"))
+    size = int(docker("inspect", "-f", "{{.Size}}", tag))
     assert size - base < 250e6
