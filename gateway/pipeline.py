@@ -166,8 +166,11 @@ class Pipeline:
         """A worker hangs: what it has not begun to answer is asked of others, if there are any."""
         now = asyncio.get_running_loop().time()
         for item in [one for one in self._running if one.waits_for(worker)]:
-            if item.patience is not None and isinstance(self._decide(item), Route):
-                item.patience.reschedule(now)
+            patience = item.patience
+            if patience is None or patience.expired():
+                continue
+            if isinstance(self._decide(item), Route):
+                patience.reschedule(now)
 
     async def _run(self, item: Work, client: Client) -> None:
         """All attempts of one request, and every way out of them."""

@@ -73,3 +73,20 @@ async def test_a_stream_that_began_is_not_cut(stub, serve) -> None:
     assert '"a"' in text
     assert '"b"' in text
     assert "error" not in text
+
+
+async def test_it_is_given_up_once_however_often_that_is_told(stub, serve) -> None:
+    hung, well = await stub(), await stub()
+    served = await serve(hung, well, **QUICK)
+    hung.plays([HANG])
+    well.plays(completion())
+    pipeline = served.gateway.pipeline
+    async with httpx.AsyncClient(timeout=30) as client:
+        asking = await asked_of(hung, served.url, client)
+        for _ in range(20):
+            pipeline.give_up(hung.id)
+            await asyncio.sleep(0)
+        answer = await asking
+        pipeline.give_up(hung.id)
+    assert answer.headers["x-headwater-worker"] == well.id
+    await eventually(lambda: served.inflight() == 0)
