@@ -11,7 +11,7 @@ from gateway.index.stats import FeedStats
 
 ENGINE = "engine_"
 ENGINE_COUNTS = ("frames", "gaps", "replays", "losses", "restarts")
-BAD = ("malformed_frames", "malformed_events")
+BAD = ("malformed_frames", "malformed_events", "unknown_events")
 
 
 class FeedCollector(Collector):

@@ -24,6 +24,7 @@ from gateway.engines.base import Cleared, Engine, FeedPlan, Frame, MalformedFram
 from gateway.engines.keymap import KeyMap
 from gateway.engines.ranks import RankMerge
 from gateway.feeds.enginebook import EngineBook
+from gateway.feeds.places import Places
 from gateway.feeds.tending import Tender
 from gateway.feeds.zmqstream import RankStream, Told, What
 from gateway.index.replica import Replica
@@ -54,6 +55,8 @@ class _Rank:
     """Orphans that were given up, as seen last."""
     stored_before: int = 0
     """Blocks that had been stored when contents became unknown."""
+    unknown: int = 0
+    """Events of kinds that are not known here, so far."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +91,7 @@ class EngineFeeds:
     ) -> None:
         self._replica, self._tender, self._book = replica, tender, book
         self._stats, self._clock, self._hash_key = stats, clock, hash_key
+        self._places = Places()
         self._context: zmq.asyncio.Context | None = None
         self._log: Any = structlog.get_logger("gateway.feeds")
 
@@ -106,6 +110,12 @@ class EngineFeeds:
                     self._replica.doubt(worker, _why_not(followed.info))
                     await asyncio.sleep(WAIT_S)
                     continue
+                self._places.put(worker, plan)
+                if shared := self._places.shared(worker):
+                    # Whose events these are cannot be told from them, so nobody's they are.
+                    self._replica.doubt(worker, shared)
+                    await asyncio.sleep(WAIT_S)
+                    continue
                 if followed.position is not None:
                     self._tender.renew(worker, "its events come from another place")
                 try:
@@ -116,6 +126,7 @@ class EngineFeeds:
                     self._log.warning("engine_feed_failed", worker=worker, reason=reason)
                     await asyncio.sleep(RETRY_S)
         finally:
+            self._places.drop(worker)
             self._book.recalling.discard(worker)
 
     async def _follow(self, worker: WorkerId, plan: FeedPlan) -> None:
@@ -149,6 +160,9 @@ class EngineFeeds:
             entry, info = self._book.at(known.info.url), known.info
             told = (entry.plan, info.engine, info.tokenizer)
             if told != (following.plan, following.engine.name, following.tokenizer):
+                return
+            if shared := self._places.shared(following.worker):
+                self._tender.renew(following.worker, shared)
                 return
             if info.epoch != following.epoch:
                 # Somebody else has seen another incarnation.
@@ -223,6 +237,13 @@ class EngineFeeds:
         if frame.malformed:
             self._stats.malformed_events += frame.malformed
             self._lose(following, rank, f"{frame.malformed} of its events cannot be read")
+        if frame.unknown:
+            if not rank.unknown:
+                self._log.warning(
+                    "engine_events_unknown", worker=following.worker, count=frame.unknown
+                )
+            rank.unknown += frame.unknown
+            self._stats.unknown_events += frame.unknown
         following.at = frame.at
         events = rank.keys.take(frame, now)
         if rank.keys.other_size:

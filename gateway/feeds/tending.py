@@ -216,6 +216,8 @@ class Tender:
         self._stats.engine_restarts += 1
         self._log.warning("worker_started_anew", worker=worker, reason=reason)
         self.on_new(worker)
+        # Whoever was started anew may serve another model.
+        self.suspect(worker)
 
     def has_not_worked(self, worker: WorkerId) -> bool:
         """It said at its last probe that it has served nothing yet: its cache is empty."""

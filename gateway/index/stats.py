@@ -50,6 +50,8 @@ class FeedStats:
     """Frames of engines that are no batch of events."""
     malformed_events: int = 0
     """Events in them that could not be read."""
+    unknown_events: int = 0
+    """Events of kinds that are not known here; what they say is passed over."""
     engine_gaps: int = 0
     """Times that an engine's stream had a hole."""
     engine_replays: int = 0
