@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,24 @@ def test_no_page_is_lost() -> None:
     linked = {(page.parent / target.partition("#")[0]).resolve() for page, target in links()}
     for page in ROOT.glob("docs/**/*.md"):
         assert page in linked or page == ROOT / "docs" / "README.md", page.name
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    site = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+
+    def entries(node: Any) -> Iterator[str]:
+        for value in node.values() if isinstance(node, dict) else node:
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from entries(value)
+
+    listed = list(entries(site["nav"]))
+    assert len(listed) == len(set(listed))
+    docs = ROOT / "docs"
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    decisions = {page for page in pages if page.startswith("adr/0")}
+    assert set(listed) - {"changelog.md", "contributing.md"} == pages - decisions
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.browser
 SITE = Path(__file__).resolve().parents[2] / "build" / "site"
 PICTURES = os.environ.get("HEADWATER_PICTURES", "")
 PAGES = ("index", "concepts", "http", "comparison")
+SHADOWS = "[...document.querySelectorAll('*')].filter(one => one.shadowRoot)"
+FIELD = f"{SHADOWS}.map(one => one.shadowRoot.querySelector('input')).find(one => one)"
+FOUND = f"{SHADOWS}.flatMap(one => [...one.shadowRoot.querySelectorAll('a[href]')])"
 VIEWS = [(1280, False), (1280, True), (390, False)]
 
 
@@ -61,11 +64,12 @@ async def test_a_page(site: str, name: str, width: int, dark: bool) -> None:
 async def test_search_finds_a_page(site: str) -> None:
     async with Browser.start() as browser:
         page = await browser.open(f"{site}/index.html")
-        await page.until("document.querySelector('article h1') !== null")
-        assert all(url.startswith((site, "data:", "blob:")) for url in page.requests)
-        found = await page.evaluate(
-            "fetch('search.json').then(one => one.text())"
-            ".then(text => text.includes('radix tree') && text.includes('HeadwaterIndexLag'))"
+        await page.until("document.querySelector('.md-search__button') !== null")
+        await page.evaluate("document.querySelector('.md-search__button').click()")
+        await page.until(f"{FIELD} !== undefined")
+        await page.evaluate(
+            f"{FIELD}.value = 'radix'; {FIELD}.dispatchEvent(new Event('input', {{bubbles: true}}))"
         )
-        assert found is True
+        await page.until(f"{FOUND}.some(link => link.href.includes('concepts.html'))")
         assert page.errors == []
+        assert all(url.startswith((site, "data:", "blob:")) for url in page.requests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +16,10 @@ pytestmark = pytest.mark.docs
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("docs")
-    os.environ["HEADWATER_LEDGER__TRACE"] = "true"
-    up = cluster(folder)
-    del os.environ["HEADWATER_LEDGER__TRACE"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADWATER_LEDGER__TRACE", "true")  # as docs/simulate.md asks for
+        patch.setenv("HEADWATER_ROUTING__ALLOW_POLICY_HEADER", "true")  # and docs/bench.md
+        up = cluster(folder)
     made = Place(folder / "here", up)
     some_traffic(up, made)
     yield made
