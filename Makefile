@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-kubernetes test-llamacpp dist check format bench bench-routing bench-simulator bench-engine proof storm chaos soak docs site fuzz-http clean
+.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-kubernetes test-llamacpp dist check format bench bench-routing bench-simulator bench-engine proof storm chaos soak sidechannel coverage mutants docs site fuzz-http clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -54,6 +54,13 @@ test-kubernetes: setup ## manifests and Helm chart against the schemas of Kubern
 
 dist: $(STAMP) ## wheel, sdist and checksums of what is committed, in dist/: the same bytes everywhere
 	@PYTHON=$(BIN)/python scripts/dist.sh dist
+
+coverage: $(STAMP) ## branches of the pure modules that the tests without processes take
+	@scripts/coverage.sh $(BIN)/python $(ARGS)
+
+MUTANTS ?= 40
+mutants: $(STAMP) ## do the tests notice a fault in the router, the cost, the block pool, the hashes? (MUTANTS=40 of each)
+	@scripts/mutants.sh $(BIN)/python $(MUTANTS)
 
 check: $(STAMP) ## lint, format, strict types, import rules
 	$(BIN)/ruff check .
@@ -100,6 +107,9 @@ chaos: $(STAMP) ## everything around a gateway breaks under load: nothing may be
 SOAK_MINUTES ?= 60
 soak: $(STAMP) ## an hour at 70 % load with light faults: what is held must not grow (SOAK_MINUTES=60)
 	$(BIN)/python -P bench/soak.py --minutes $(SOAK_MINUTES) $(ARGS)
+
+sidechannel: $(STAMP) ## can a tenant tell from timing what another one sent? with isolation and without (2 minutes)
+	$(BIN)/python -P bench/sidechannel.py $(ARGS)
 
 docs: $(STAMP) ## regenerate what is made from the code: references, schemas, OpenAPI documents
 	$(BIN)/python -P -m shared.configdoc docs/configuration.md gateway.config:GatewayConfig worker.config:WorkerConfig

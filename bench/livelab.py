@@ -11,7 +11,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +48,12 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(n_workers: int, redis_url: Callable[[RedisServer], str]) -> AsyncIterator[Lab]:
-    """Redis and fake workers that publish to ``redis_url(server)``."""
+async def lab(
+    n_workers: int,
+    redis_url: Callable[[RedisServer], str],
+    speed: Mapping[str, str] | None = None,
+) -> AsyncIterator[Lab]:
+    """Redis and fake workers that publish to ``redis_url(server)``; ``speed``: of their own."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = RedisServer("newest", folder)
@@ -58,7 +62,7 @@ async def lab(n_workers: int, redis_url: Callable[[RedisServer], str]) -> AsyncI
         workers = WorkerLauncher(folder)
         stack.callback(workers.end)
         for _ in range(n_workers):
-            workers("--redis", redis_url(server), env=SPEED, wait=False)
+            workers("--redis", redis_url(server), env={**SPEED, **(speed or {})}, wait=False)
         for worker in workers.workers:
             worker.await_ready()
         gateways = GatewayLauncher(folder, pick_port)

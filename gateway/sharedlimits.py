@@ -17,7 +17,7 @@ from random import Random
 from typing import Literal
 
 import structlog
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from gateway.feeds.redisfeed import Backoff
 from gateway.tenancy import Limits, Meters, refusal
@@ -239,6 +239,10 @@ class Limiter:
             except BaseException:
                 self._line = line + self._line
                 raise
+            denied = next((one for one in replies if isinstance(one, NoPermissionError)), None)
+            if denied is not None:
+                self._line = line + self._line
+                raise RedisLost(f"{denied} (docs/redis.md, rights)")
             self._up = True
             for asked, reply in zip(line, replies[len(told) :], strict=True):
                 self._answer(asked, reply)
@@ -247,7 +251,7 @@ class Limiter:
 
     def _answer(self, asked: _Asked, reply: Reply) -> None:
         if isinstance(reply, ResponseError) or not isinstance(reply, list):
-            asked.answer.cancel()  # a user without the right to run scripts: counted here
+            asked.answer.cancel()  # another's key of that name: counted here
             return
         what, wait_s = int(reply[0]), float(reply[1])
         refused = refusal(what, asked.limits, wait_s)

@@ -1,8 +1,9 @@
-"""What ``bench/chaos.py`` and ``bench/soak.py`` call lost or growth: they must be able to fail."""
+"""What ``bench/chaos.py``, ``soak.py`` and ``sidechannel.py`` find: they must be able to fail."""
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from rig import DONE, ROLE, STOP, delta, event
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
+import sidechannel
 from chaoslab import verdict
+from sidechannel import Trial
 from soak import Sample, growth, strays
 
 from shared.rediskeys import RedisKeys
@@ -93,3 +96,42 @@ def test_keys_that_would_stay_or_belong_to_nothing() -> None:
         assert strays({name: -1}, {here}) == [f"{name} has no time to live"]
     for name in (keys.worker(gone), keys.chunk(gone, new, 1), "other", f"{keys.log(1)}:x"):
         assert strays({name: 5000}, {here}) == [f"{name} belongs to nothing"]
+
+
+def trials(faster_s: float, tokens: float, *, many: int = 60, seed: int = 1) -> list[Trial]:
+    """What a spy sees on a noisy machine if a hit is so much faster."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(many):
+        sent = number % 2 == 0
+        seconds = 0.12 + rng.expovariate(20) - (faster_s if sent else 0.0)
+        found.append(Trial(sent, seconds, tokens * sent, tokens * sent))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidechannel, "SHUFFLES", 1500)
+
+
+def test_what_a_spy_sees_is_told_from_chance() -> None:
+    assert (
+        sum(bool(sidechannel.verdict(trials(0, 0, seed=n), isolated=True)) for n in range(8)) == 0
+    )
+    assert sidechannel.verdict(trials(0.11, 800), isolated=False) == []
+
+
+@pytest.mark.parametrize(("faster_s", "tokens", "names"), [
+    (0.11, 0, ["seconds"]),
+    (0.08, 0, ["seconds"]),
+    (0.0, 16, ["cached_tokens", "matched_tokens"]),
+])  # fmt: skip
+def test_a_leak_of_any_kind_is_found(faster_s: float, tokens: float, names: list[str]) -> None:
+    wrong = sidechannel.verdict(trials(faster_s, tokens), isolated=True)
+    assert [line.split()[0] for line in wrong] == names
+
+
+def test_a_test_that_is_blind_or_too_short_says_so() -> None:
+    assert len(sidechannel.verdict(trials(0, 0), isolated=False)) == 3
+    assert "too few" in sidechannel.verdict(trials(0, 0, many=14), isolated=True)[0]
+    assert sidechannel.area([1, 2], [0, 2]) == 0.625

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import xxhash
 
-from shared.blocks import Scope, chain_keys, extend_chain, pack_tokens, stride_of, usable_tokens
+from shared.blocks import (
+    Scope,
+    chain_keys,
+    extend_chain,
+    key_of,
+    next_state,
+    pack_tokens,
+    stride_of,
+    unpack_tokens,
+    usable_tokens,
+)
 
 
 def test_the_chain_is_what_it_always_was() -> None:
@@ -59,3 +70,29 @@ def test_token_ids_beyond_32_bits_are_refused() -> None:
     with pytest.raises(OverflowError):
         pack_tokens([2**32])
     assert pack_tokens([1, 2**32 - 1]) == b"\1\0\0\0\xff\xff\xff\xff"
+
+
+def test_a_step_is_the_hash_of_state_granule_and_extra() -> None:
+    root, data = Scope("m", "t").root(b"k"), pack_tokens(range(48))
+    states = [root]
+    for index, extra in enumerate((b"", b"picture", b"")):
+        piece = states[-1] + data[index * 64 : index * 64 + 64] + extra
+        states.append(xxhash.xxh3_128_digest(piece))
+        assert next_state(states[-2], data[index * 64 : index * 64 + 64], extra) == states[-1]
+    low = [int.from_bytes(state[8:], "big") for state in states[1:]]
+    assert [key_of(state) for state in states[1:]] == low
+    assert extend_chain(root, data, {1: b"picture"}) == (low, states[-1])
+    assert extend_chain(root, data, {}) == extend_chain(root, data)
+
+
+@pytest.mark.parametrize(("size", "keys"), [(63, 0), (64, 1), (65, 1), (127, 1), (128, 2)])
+def test_only_full_granules_have_a_key(size: int, keys: int) -> None:
+    found, state = extend_chain(b"s" * 16, bytes(size))
+    assert len(found) == keys
+    assert extend_chain(b"s" * 16, bytes(size // 64 * 64)) == (found, state)
+
+
+def test_tokens_are_read_back() -> None:
+    tokens = [0, 1, 255, 1 << 16, 2**32 - 1]
+    assert unpack_tokens(pack_tokens(tokens)).tolist() == tokens
+    assert unpack_tokens(b"").tolist() == []

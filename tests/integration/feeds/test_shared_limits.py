@@ -220,3 +220,19 @@ async def test_nobody_elses_words_break_it(gateway: Make, redis: RedisServer) ->
     assert await tries(limiter, limits) is None
     assert await tries(limiter, limits) is not None
     assert limiter.shared
+
+
+ACL = "resetchannels ~hw:{limits.* -@all +client|setname +time +cluster|slots +hgetall +pexpire"
+
+
+@pytest.mark.parametrize("rights", ["+eval +hset +hdel +exists", ""])
+async def test_with_the_documented_rights_and_with_fewer(
+    gateway: Make, redis: RedisServer, rights: str
+) -> None:
+    talk(redis.port, "ACL", "SETUSER", "some", "on", ">pw", *ACL.split(), *rights.split())
+    limiter, _ = await gateway(f"redis://some:pw@127.0.0.1:{redis.port}/0")
+    limits = Limits(requests_per_minute=2, concurrent=9)
+    assert [await tries(limiter, limits) for _ in range(2)] == [None, None]
+    assert await tries(limiter, limits) is not None
+    assert (talk(redis.port, "EXISTS", KEYS.limits("a")) == 1) is bool(rights)
+    limiter.leave("a")
