@@ -37,6 +37,7 @@ from gateway.openers import (
     check_config,
     open_ledger,
     open_limiter,
+    open_samples,
     open_stream,
     open_tenants,
     open_trace,
@@ -97,7 +98,10 @@ class Gateway:
         self._ledger = open_ledger(config, number_of(inherited))
         self._stream = open_stream(config)
         self._trace = open_trace(config, number_of(inherited))
-        self._spans = open_tracing(config)
+        self._spans, self._samples = (
+            open_tracing(config),
+            open_samples(config, number_of(inherited)),
+        )
         self.upstream = open_upstream(config)
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
@@ -148,6 +152,7 @@ class Gateway:
                 suspect=self.feeds.suspect,
                 gate=gate,
                 spans=self._spans,
+                sample=None if self._samples is None else self._samples.offer,
                 recalling=self.feeds.book.recalling,
             )
         )
@@ -337,5 +342,7 @@ class Gateway:
             await asyncio.to_thread(self._stream.close)
         if self._trace is not None:
             await asyncio.to_thread(self._trace.close)
+        if self._samples is not None:
+            await asyncio.to_thread(self._samples.close)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)

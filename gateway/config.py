@@ -249,6 +249,13 @@ class LedgerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "worker: `headwater replay` decides again on them."
         ),
     ] = False
+    samples_per_minute: Annotated[
+        NonNegative,
+        doc(
+            "Also keep up to this many requests a minute WITH THEIR TEXT, in DIR/samples: "
+            "`headwater lint DIR` reads them. 0: no text is ever written."
+        ),
+    ] = 0.0
     stream_records: Annotated[
         Annotated[int, msgspec.Meta(ge=0)],
         doc(

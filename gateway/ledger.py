@@ -69,6 +69,24 @@ def ledger_salt(folder: Path, secret: bytes) -> bytes:
     return path.read_bytes()
 
 
+def open_salted(
+    config: LedgerConfig, folder: str, instance: str, secret: bytes, clock: Callable[[], float]
+) -> tuple[LedgerFile, bytes]:
+    """An instance's file in a folder, and the salt of the ledger that the folder belongs to.
+
+    :param folder: ``config.dir``, or one in it.
+    :raises ConfigError: the folder cannot be made or written.
+    """
+    limit = int(config.rotate_mib * 2**20)
+    file = LedgerFile.open(folder, instance, limit, config.keep_files, clock)
+    try:
+        return file, ledger_salt(Path(config.dir).expanduser(), secret)
+    except OSError as error:
+        file.close()
+        reason = f"its salt cannot be kept: {error.strerror}"
+        raise ConfigError("ledger.dir", config.dir, reason) from error
+
+
 class LedgerSink:
     """Keeps records in the files of ``config.dir``; one per gateway process.
 
@@ -100,15 +118,7 @@ class LedgerSink:
         self._clock = clock
         self._log = structlog.get_logger("headwater.ledger")
         self._failing = False
-        self._file = LedgerFile.open(
-            config.dir, instance, int(config.rotate_mib * 2**20), config.keep_files, clock
-        )
-        try:
-            self._salt = ledger_salt(self._file.path.parent, secret)
-        except OSError as error:
-            self._file.close()
-            reason = f"its salt cannot be kept: {error.strerror}"
-            raise ConfigError("ledger.dir", config.dir, reason) from error
+        self._file, self._salt = open_salted(config, config.dir, instance, secret, clock)
         self._thread = SinkThread[RequestRecord](
             "headwater-ledger", self._write_slice, limit=queue_records, flush_s=flush_s
         )

@@ -17,6 +17,7 @@ from gateway.keysfile import default_limits, read_keys
 from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
 from gateway.plugins import all_policies
+from gateway.samples import SampleSink
 from gateway.sharedlimits import Limiter
 from gateway.spans import Tracing
 from gateway.tenancy import Meters, Tenant, Tenants, cannot_isolate, plain_keys
@@ -45,6 +46,9 @@ def check_config(config: GatewayConfig) -> None:
         raise ConfigError("ledger.decisions", True, "needs [ledger] trace, beside which they lie")
     if config.ledger.trace and not config.ledger.dir:
         raise ConfigError("ledger.trace", True, "needs [ledger] dir, where its folder lies")
+    if config.ledger.samples_per_minute and not config.ledger.dir:
+        reason = "needs [ledger] dir, where their folder lies"
+        raise ConfigError("ledger.samples_per_minute", config.ledger.samples_per_minute, reason)
     if config.redis.url != "none":
         redisurl.check(config.redis.url)
     if config.ledger.stream_records:
@@ -163,6 +167,13 @@ def open_trace(config: GatewayConfig, process: int | None = None) -> TraceSink |
         return None
     instance = _instance(config, process)
     return TraceSink(config.ledger, instance, secret=config.deployment.secret.encode())
+
+
+def open_samples(config: GatewayConfig, process: int | None = None) -> SampleSink | None:
+    """Some requests' own text, if that was asked for."""
+    if not config.ledger.samples_per_minute:
+        return None
+    return SampleSink(config.ledger, _instance(config, process))
 
 
 def _instance(config: GatewayConfig, process: int | None) -> str:

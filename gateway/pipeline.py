@@ -75,6 +75,8 @@ class Parts:
     """Told about a worker that failed."""
     recalling: Collection[WorkerId] = ()
     """Workers of which it is not known all that they hold (``Engine.edits``)."""
+    sample: Callable[[Inbound], None] | None = None
+    """Told about each completion that was asked for; may keep its text."""
     spans: Tracing | None = None
     clock: Callable[[], float] = time.monotonic
     budget: RetryBudget = field(default_factory=RetryBudget)
@@ -90,7 +92,7 @@ class Pipeline:
         self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
         self._traces, self._recalling = parts.traces, parts.recalling
-        self._spans = parts.spans
+        self._spans, self._sample = parts.spans, parts.sample
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._tenants, self._limiter = parts.tenants, parts.limiter
@@ -110,6 +112,8 @@ class Pipeline:
         if request.model is None:
             raise BadRequest("'model' is required.", param="model", code="model_not_found")
         inbound.model = request.model
+        if self._sample is not None:
+            self._sample(inbound)
         request = self._scoped(inbound, request)
         profile = self._router.profile(inbound.model)
         prompt = await self._prompts.read(request, profile) if profile is not None else None

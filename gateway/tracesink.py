@@ -10,13 +10,11 @@ import structlog
 
 from gateway.config import LedgerConfig
 from gateway.decision import Route
-from gateway.ledger import ledger_salt
-from gateway.ledgerfile import LedgerFile
+from gateway.ledger import open_salted
 from gateway.records import RequestRecord
 from gateway.routing.base import Candidate, Query
 from gateway.sinkthread import SinkThread
 from gateway.tracefile import FOLDER, WINDOW_KEYS, TraceEncoder
-from shared.errors import ConfigError
 
 _Item = tuple[Query, RequestRecord, tuple[Candidate, ...]]
 
@@ -43,19 +41,8 @@ class TraceSink:
 
         :raises ConfigError: the folder cannot be made or written.
         """
-        self._file = LedgerFile.open(
-            str(Path(config.dir) / FOLDER),
-            instance,
-            int(config.rotate_mib * 2**20),
-            config.keep_files,
-            clock,
-        )
-        try:
-            salt = ledger_salt(self._file.path.parent.parent, secret)
-        except OSError as error:
-            self._file.close()
-            reason = f"its salt cannot be kept: {error.strerror}"
-            raise ConfigError("ledger.dir", config.dir, reason) from error
+        folder = str(Path(config.dir) / FOLDER)
+        self._file, salt = open_salted(config, folder, instance, secret, clock)
         # A number from the clock: a restarted gateway goes on in its file without using one twice.
         self._encoder = TraceEncoder(int(clock() * 1e6), salt, window_keys)
         self._unwritten = 0

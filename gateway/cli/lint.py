@@ -37,7 +37,8 @@ def lint(
         typer.Argument(
             metavar="FILE.jsonl",
             help="Requests as JSON lines (.gz too): bodies of chat or text completions, lines of a "
-            "batch file, or recorded sessions; with 'timestamp' if there is one.",
+            "batch file, or recorded sessions; with 'timestamp' if there is one. Or a ledger's "
+            "folder, where \\[ledger] samples_per_minute had some requests kept.",
         ),
     ],
     model: Annotated[
@@ -100,7 +101,26 @@ def lint(
     typer.echo(to_text(result, file.name, notes=notes, colour=colour), nl=False)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
+def _lines(path: Path) -> Iterator[bytes]:
+    """Of a file, or of the samples in a ledger's folder, oldest first."""
+    for file in _samples(path) if path.is_dir() else [path]:
+        yield from _lines_of(file)
+
+
+def _samples(folder: Path) -> list[Path]:
+    from gateway.ledgerfile import NAME
+    from gateway.samples import FOLDER
+
+    inner = folder / FOLDER
+    kept = inner if inner.is_dir() or folder.name != FOLDER else folder
+    found = sorted(file for file in kept.glob("*") if NAME.match(file.name))
+    if not found:
+        reason = "holds no samples of requests: [ledger] samples_per_minute has a gateway keep some"
+        raise ConfigError("FILE.jsonl", str(folder), reason)
+    return found
+
+
+def _lines_of(file: Path) -> Iterator[bytes]:
     try:
         with file.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -108,8 +128,6 @@ def _lines(file: Path) -> Iterator[bytes]:
             yield from lines
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, IsADirectoryError):
-            reason = "is a folder; a ledger holds no prompts: see `headwater report --by family`"
         raise ConfigError("FILE.jsonl", str(file), reason) from error
 
 

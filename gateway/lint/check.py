@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gateway.lint.causes import Cause
-from gateway.lint.compare import SHINGLE, Parting, Text, part, text_of
-from gateway.lint.findings import REMEDIES, Finding, LintResult
+from gateway.lint.compare import MOST_OF_IT, SHINGLE, Parting, Text, part, text_of
+from gateway.lint.findings import REMEDIES, Cause, Finding, LintResult
 from gateway.lint.read import Prompt
 
 _BLOCK = 16
@@ -25,6 +24,8 @@ _TRIES = 4
 _KEPT = 3
 """Prompts remembered per shingle."""
 _EXAMPLES = 4
+_FEW = 8
+"""In a file of fewer prompts what happens once may be a habit."""
 _DAY_S = 86_400.0
 _BY_PART = (Cause.TOOL_ORDER, Cause.JSON_KEYS, Cause.SHUFFLED, Cause.WHITESPACE, Cause.ROLE)
 
@@ -48,7 +49,33 @@ class Settings:
 class _Group:
     partings: list[Parting] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    lost: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def lost(self) -> int:
+        """Tokens, of all its prompts."""
+        return sum(self.tokens)
+
+    def add(self, parting: Parting, line: int, tokens: int) -> None:
+        """One more prompt."""
+        self.partings.append(parting)
+        self.lines.append(line)
+        self.tokens.append(tokens)
+
+    def usual(self) -> _Group:
+        """Without what may be chance: two prompts that hold the same document behind others, and no
+        third, would gain nothing by another order; nor do words that differ once matter if little
+        is shared behind them."""
+        times = Counter(parting.mark for parting in self.partings)
+        kept = _Group()
+        for parting, line, tokens in zip(self.partings, self.lines, self.tokens, strict=True):
+            sure = parting.share >= MOST_OF_IT or len(self.partings) > 1
+            again = times[parting.mark] > 1
+            if {Cause.ORDER: again, Cause.VALUE: sure, Cause.TEMPLATE: sure}.get(
+                parting.cause, True
+            ):
+                kept.add(parting, line, tokens)
+        return kept
 
 
 class _Memory:
@@ -71,20 +98,20 @@ class _Memory:
             at += 1
         return text.starts[at]
 
-    def similar(self, text: Text) -> list[Text]:
-        """The earlier prompts that share most with it, wherever."""
+    def similar(self, sample: set[int]) -> list[Text]:
+        """The earlier prompts that share most with one, wherever; ``sample`` of its shingles."""
         votes = Counter[int]()
-        for shingle in _sampled(text):
+        for shingle in sample:
             votes.update(self._shingles.get(shingle, ()))
         return [self.texts[number] for number, _ in votes.most_common(_TRIES)]
 
-    def add(self, text: Text) -> None:
+    def add(self, text: Text, sample: set[int]) -> None:
         """One more."""
         number = len(self.texts)
         self.texts.append(text)
         for link in _links(text):
             self._chain.setdefault(link, number)
-        for shingle in _sampled(text):
+        for shingle in sample:
             known = self._shingles.setdefault(shingle, [])
             if len(known) == _KEPT:
                 known.pop(1)  # the first stays, the newest is added
@@ -94,15 +121,15 @@ class _Memory:
 def _links(text: Text) -> list[int]:
     links, link = [], 0
     for at in range(0, len(text.units) - _BLOCK + 1, _BLOCK):
-        link = hash((link, text.units[at : at + _BLOCK]))
+        link = hash((link, text.marks[at : at + _BLOCK]))
         links.append(link)
     return links
 
 
 def _sampled(text: Text) -> set[int]:
     """Hashes of some of its shingles: the same ones wherever they stand."""
-    units = text.units
-    hashes = {hash(units[at : at + SHINGLE]) for at in range(len(units) - SHINGLE + 1)}
+    marks = text.marks
+    hashes = {hash(marks[at : at + SHINGLE]) for at in range(len(marks) - SHINGLE + 1)}
     return {value for value in hashes if not value % _SAMPLE}
 
 
@@ -110,34 +137,36 @@ def check(prompts: Iterable[Prompt], settings: Settings) -> LintResult:
     """Judge prompts in the order in which they were sent; an empty file is fine."""
     memory = _Memory()
     groups: dict[tuple[str, ...], _Group] = {}
-    count = tokens = reused_tokens = 0
+    count = asked = tokens = reused_tokens = 0
     times: list[float] = []
     for prompt in prompts:
         text = text_of(prompt)
         count += 1
+        asked += prompt.stands_for
         if prompt.at is not None:
             times.append(prompt.at)
         tokens += settings.tokens(len(text.text))
         reused = memory.reused(text)
         reused_tokens += settings.tokens(reused)
-        parting = _dearest(text, memory.similar(text))
+        sample = _sampled(text)
+        parting = _dearest(text, memory.similar(sample))
         lost = 0 if parting is None else parting.prefix + parting.lost - reused
         lost_tokens = settings.tokens(lost)
         if parting is not None and lost_tokens >= settings.least_tokens:
             group = groups.setdefault(_name(prompt, parting), _Group())
-            group.partings.append(parting)
-            group.lines.append(prompt.line)
-            group.lost += lost_tokens
-        memory.add(text)
-    per_day, source = _per_day(count, times, settings)
-    found = [_finding(group, per_day / max(1, count), settings) for group in groups.values()]
+            group.add(parting, prompt.line, lost_tokens)
+        memory.add(text, sample)
+    per_day, source = _per_day(asked, times if len(times) == count else [], settings)
+    habits = [group if count < _FEW else group.usual() for group in groups.values()]
+    habits = [group for group in habits if group.partings]
+    found = [_finding(group, per_day / count, settings) for group in habits]
     return LintResult(
         prompts=count,
         tokens=tokens,
         requests_per_day=per_day,
         per_day_from=source,
         reused_tokens=reused_tokens,
-        lost_tokens=sum(group.lost for group in groups.values()),
+        lost_tokens=sum(group.lost for group in habits),
         findings=tuple(sorted(found, key=lambda one: -one.lost_tokens)),
     )
 
@@ -150,17 +179,19 @@ def _dearest(text: Text, others: list[Text]) -> Parting | None:
 
 def _name(prompt: Prompt, parting: Parting) -> tuple[str, ...]:
     """Partings of one name are one finding."""
-    before = "" if parting.cause in _BY_PART else parting.before[-24:]
+    everywhere = (*_BY_PART, Cause.ORDER)
+    before = "" if parting.cause in everywhere else parting.before[-24:]
     return prompt.model, parting.cause, parting.label, before
 
 
-def _per_day(count: int, times: list[float], settings: Settings) -> tuple[float, str]:
+def _per_day(asked: int, times: list[float], settings: Settings) -> tuple[float, str]:
+    """Of ``asked`` requests at ``times``; empty: not all of the times are known."""
     if settings.requests_per_day is not None:
         return settings.requests_per_day, "given"
     span_s = max(times) - min(times) if times else 0.0
-    if len(times) == count and span_s > 60.0:
-        return count * _DAY_S / span_s, "times"
-    return float(count), "file"
+    if span_s > 60.0:
+        return asked * _DAY_S / span_s, "times"
+    return float(asked), "file"
 
 
 def _finding(group: _Group, times: float, settings: Settings) -> Finding:

@@ -7,19 +7,26 @@ computed again, and would not have been had the difference come later: that is w
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from zlib import crc32
 
-from gateway.lint.causes import Cause, of_parts, of_spans
+from gateway.lint.causes import of_parts, of_spans
+from gateway.lint.findings import Cause
+from gateway.lint.forms import begun
 from gateway.lint.read import Part, Prompt
 
-_UNIT = re.compile(r"\s+|\w+|[^\w\s]")
+_SIGNS = "\u3040-\u30ff\u3400-\u9fff"
+"""Of scripts that put no blanks between words: each is a unit."""
+_UNIT = re.compile(rf"\s+|[{_SIGNS}]|[^\W{_SIGNS}]+|[^\w\s]")
 SHINGLE = 24
 """Units (words, blanks, signs) in a row that two texts do not share by chance."""
 _SHOWN = 80
 """Characters of a difference that are kept."""
-_ORDER_SHARE = 0.5
-"""Texts of their own count only if at least so much of what follows them is shared."""
+MOST_OF_IT = 0.5
+"""Texts of their own, and differences that come once, count only if at least so much of what
+follows them is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class Text:
 
     text: str
     units: tuple[str, ...]
+    marks: tuple[int, ...]
+    """A hash of each unit, the same in every process: equal files have equal findings."""
     starts: tuple[int, ...]
     """Where each unit begins in ``text``, and the end."""
     parts: tuple[Part, ...]
@@ -44,7 +53,9 @@ def text_of(prompt: Prompt) -> Text:
         units.append(f"\0{part.label}\0")
         units += _UNIT.findall(part.text)
     starts = (0, *accumulate(len(unit) for unit in units))
-    return Text("".join(units), tuple(units), starts, prompt.parts, (*edges, len(units)))
+    marks = tuple(crc32(unit.encode("utf-8", "surrogatepass")) for unit in units)
+    edges.append(len(units))
+    return Text("".join(units), tuple(units), marks, starts, prompt.parts, tuple(edges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,11 @@ class Parting:
     one: str
     two: str
     """The difference in both."""
+    share: float = 1.0
+    """The part of what follows the difference that is shared."""
+    mark: int = 0
+    """Of :attr:`Cause.ORDER`: of the text that is shared, equal for texts that differ at their
+    edges only."""
 
 
 def part(one: Text, two: Text) -> Parting | None:
@@ -77,7 +93,14 @@ def part(one: Text, two: Text) -> Parting | None:
             return _relabelled(one, two, at, where)
         cause = of_parts(one.parts[where], two.parts[where])
         if cause is not None:
-            return _reformed(one, two, at, where, cause)
+            ends = one.edges[where + 1], two.edges[where + 1]
+            return _reformed(one, two, at, where, cause, ends)
+        start = one.starts[one.edges[where] + 1]
+        found = begun(one.parts[where].text, two.parts[where].text, one.starts[at] - start)
+        if found is not None:
+            cause, *stretch = found
+            ends = _unit_at(one, start + stretch[0]), _unit_at(two, start + stretch[1])
+            return _reformed(one, two, at, where, cause, ends)
     return _varied(one, two, at, one.parts[where].label)
 
 
@@ -89,24 +112,38 @@ def _common(one: tuple[str, ...], two: tuple[str, ...], i: int, j: int) -> int:
     return next(n for n in range(length) if one[i + n] != two[j + n])
 
 
+def _unit_at(text: Text, place: int) -> int:
+    """The unit that begins at a character, or the next one."""
+    return bisect_left(text.starts, place)
+
+
 def _relabelled(one: Text, two: Text, at: int, where: int) -> Parting | None:
+    """The same text, or the beginning of one, by different roles."""
     first, second = one.parts[where], two.parts[where]
-    if first.text != second.text:
+    begin, other = one.edges[where] + 1, two.edges[where] + 1
+    same = _common(one.units, two.units, begin, other)
+    if same < SHINGLE and first.text != second.text:
         return None
-    lost = len(second.text) + _behind(one, two, one.edges[where + 1], two.edges[where + 1])
-    before, place = _before(two, at), two.starts[at]
+    lost = _behind(one, two, begin, other)
+    place = two.starts[at]
+    before = _before(two, place)
     return Parting(Cause.ROLE, second.label, place, lost, before, first.label, second.label)
 
 
-def _reformed(one: Text, two: Text, at: int, where: int, cause: Cause) -> Parting:
-    """A part in another form: what is left of it was lost, and what is equal behind it."""
-    end, other_end = one.edges[where + 1], two.edges[where + 1]
+def _reformed(
+    one: Text, two: Text, at: int, where: int, cause: Cause, ends: tuple[int, int]
+) -> Parting:
+    """A stretch in another form: what is left of it was lost, and what is equal behind it.
+
+    :param ends: the units behind it in both.
+    """
+    end, other_end = ends
     place = two.starts[at]
     lost = two.starts[other_end] - place + _behind(one, two, end, other_end)
     first = one.text[one.starts[at] : one.starts[end]][:_SHOWN]
     second = two.text[place : two.starts[other_end]][:_SHOWN]
     label = two.parts[where].label
-    return Parting(cause, label, place, lost, _before(two, at), first, second)
+    return Parting(cause, label, place, lost, _before(two, place), first, second)
 
 
 def _varied(one: Text, two: Text, at: int, label: str) -> Parting | None:
@@ -116,18 +153,26 @@ def _varied(one: Text, two: Text, at: int, label: str) -> Parting | None:
         return None
     i, j, _ = runs[0]
     span = (one.starts[at], one.starts[i], two.starts[at], two.starts[j])
-    cause = of_spans(one.text, two.text, span)
+    cause, span = of_spans(one.text, two.text, span)
     lost = sum(two.starts[j + length] - two.starts[j] for _, j, length in runs)
-    rest = two.starts[-1] - two.starts[j]
-    if cause is Cause.ORDER and lost < _ORDER_SHARE * rest:
+    share = lost / (two.starts[-1] - two.starts[j])
+    if cause is Cause.ORDER and share < MOST_OF_IT:
         return None
     first, second = one.text[span[0] : span[1]][:_SHOWN], two.text[span[2] : span[3]][:_SHOWN]
-    return Parting(cause, label, two.starts[at], lost, _before(two, at), first, second)
+    mark = _mark(two.marks, runs) if cause is Cause.ORDER else 0
+    before = _before(two, span[2])
+    return Parting(cause, label, two.starts[at], lost, before, first, second, share, mark)
 
 
-def _before(text: Text, at: int) -> str:
-    """A little of what stands before a unit, within its part."""
-    place = text.starts[at]
+def _mark(marks: tuple[int, ...], runs: list[tuple[int, int, int]]) -> int:
+    """Least of the hashes of all shingles in the longest run."""
+    _, begin, length = max(runs, key=lambda run: run[2])
+    places = range(begin, begin + length - SHINGLE + 1)
+    return min(hash(marks[at : at + SHINGLE]) for at in places)
+
+
+def _before(text: Text, place: int) -> str:
+    """A little of what stands before a character, within its part."""
     return text.text[max(text.text.rfind("\0", 0, place) + 1, place - _SHOWN // 2) : place]
 
 

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
-from gateway.lint.causes import Cause
+
+class Cause(StrEnum):
+    """Kinds of difference, each with its own remedy."""
+
+    DATE = "date"
+    ID = "id"
+    NUMBER = "number"
+    VALUE = "value"
+    ORDER = "order"
+    TOOL_ORDER = "tool_order"
+    JSON_KEYS = "json_key_order"
+    SHUFFLED = "shuffled_lines"
+    WHITESPACE = "whitespace"
+    ROLE = "role"
+    TEMPLATE = "template"
+
 
 REMEDIES = {
     Cause.DATE: "Put the date or time behind all text that stays the same, or round it (the day "
@@ -20,7 +37,10 @@ REMEDIES = {
     "text.",
     Cause.SHUFFLED: "Keep the lines (documents, examples, rules) in a fixed order.",
     Cause.WHITESPACE: "Make blanks and line ends the same everywhere: one template, stripped.",
-    Cause.ROLE: "Use one role for the same text everywhere (system or developer, not both).",
+    Cause.ROLE: "Use one role for the same text everywhere (system or developer, not both), "
+    "and no message of its own here and part of another there.",
+    Cause.TEMPLATE: "Write headings, labels, markup and opening sentences the same everywhere: one "
+    "template for all callers; what only some of them need belongs behind what all share.",
 }
 
 

@@ -45,6 +45,8 @@ class Prompt:
     """Seconds since the epoch, if the line tells."""
     model: str
     parts: tuple[Part, ...]
+    stands_for: int = 1
+    """Requests of the traffic: more than one, if only some were kept."""
 
 
 def read_prompts(lines: Iterable[bytes]) -> Iterator[Prompt]:
@@ -65,7 +67,10 @@ def read_prompts(lines: Iterable[bytes]) -> Iterator[Prompt]:
         parts = _parts(body)
         if parts is None:
             raise LintError(f"line {number}: its messages, tools or prompt have no known form")
-        yield Prompt(number, _time(row), str(body.get("model") or ""), parts)
+        stands_for = row.get("of")
+        if not isinstance(stands_for, int) or isinstance(stands_for, bool) or stands_for < 1:
+            stands_for = 1
+        yield Prompt(number, _time(row), str(body.get("model") or ""), parts, stands_for)
 
 
 def _body(row: Any) -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ class Driver:
             await self._http.close()
         took = time.monotonic() - self._begun
         lag = quantile_of(sorted(self._lags), 0.99).value if self._lags else 0.0
-        return self._done, took, Client((time.process_time() - cpu) / took, lag)
+        return self._done, took, Client.of((time.process_time() - cpu) / took, lag)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

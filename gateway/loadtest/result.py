@@ -39,11 +39,13 @@ class Client(msgspec.Struct, frozen=True):
     """Share of a core."""
     lag_p99_s: float
     """By which its own timers were late."""
+    limiting: bool
+    """The figures may be the client's, not the cluster's."""
 
-    @property
-    def limiting(self) -> bool:
-        """The figures may be the client's, not the cluster's."""
-        return self.busy > CLIENT_BUSY or self.lag_p99_s > CLIENT_LAG_S
+    @classmethod
+    def of(cls, busy: float, lag_p99_s: float) -> Client:
+        """Judge by both."""
+        return cls(busy, lag_p99_s, busy > CLIENT_BUSY or lag_p99_s > CLIENT_LAG_S)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,10 @@
 first token    quick ones among those that computed much: overhead + uncached / rate. Quick
                ones, since the others waited for somebody
 between tokens what a sequence takes where few others decode
-memory         as much as makes the recorded placement hit as often as was delivered
+memory         what the workers told; else the most with which the recorded placement hits no
+               more often than was delivered: what was never full may be of any size, and a
+               policy that spreads prompts wider must not be charged for memory that nobody
+               saw run out
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ _QUICK = 0.15
 """This quantile of the times in a bin is taken for one without a wait."""
 _LEAST_SAMPLES = 16
 _STEPS = 12
+_HITS_NOISE = 0.002
+"""Share of the prompt tokens by which hits differ for other reasons (prompts served at once)."""
 _FULLEST = 1 << 20
 """Blocks: nothing is evicted."""
 
@@ -81,21 +86,36 @@ def fit_memory(
     delivered_tokens: int,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> int:
-    """Blocks per worker with which the recorded placement hits as often as the engines said."""
-    least = trace.most_blocks
-    if hits_with(trace, model, workers, places, _FULLEST) <= delivered_tokens:
-        return max(least, min(_FULLEST, _all_blocks(trace)))
-    low, high = least, max(least, min(_FULLEST, _all_blocks(trace)))
+    """Most blocks per worker with which the recorded placement hits as often as the engines said.
+
+    Where nothing was ever evicted that is as many as there are blocks in all prompts and answers.
+    """
+    most = min(_FULLEST, max(trace.most_blocks, _all_blocks(trace)))
+    allowed = delivered_tokens + _HITS_NOISE * trace.input_tokens
+    if hits_with(trace, model, workers, places, _FULLEST) <= allowed:
+        return most
+    low, high = trace.most_blocks, most
     for step in range(_STEPS):
         if high - low <= max(1, low // 32):
             break
         middle = (low + high) // 2
-        if hits_with(trace, model, workers, places, middle) < delivered_tokens:
-            low = middle + 1
+        if hits_with(trace, model, workers, places, middle) > allowed:
+            high = middle - 1
         else:
-            high = middle
+            low = middle
         on_step(step)
-    return high
+    return low
+
+
+def told_memory(requests: Sequence[Traced], block_size: int) -> int:
+    """Blocks per worker as the workers said of themselves at the decisions; 0: nobody said."""
+    told = {
+        candidate.worker.id: candidate.worker.kv_tokens_total
+        for one in requests
+        for candidate in one.candidates
+        if candidate.worker.kv_tokens_total
+    }
+    return int(median(told.values())) // block_size if told else 0
 
 
 def hits_with(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gateway.sim.fit import fit_memory, fit_speed, placed
+from gateway.sim.fit import fit_memory, fit_speed, placed, told_memory
 from gateway.sim.model import WorkerModel
 from gateway.sim.recorded import trace_of
 from gateway.sim.redecide import Redecided, redecide
@@ -57,6 +57,8 @@ class ReplayResult(msgspec.Struct, frozen=True):
     block_size: int
     model: WorkerModel
     """Fitted."""
+    memory_from: str
+    """``given``, ``told`` by the workers, or ``fitted`` to the recorded hits."""
     decided: list[Redecided]
     served: list[Replayed]
     """First as recorded."""
@@ -74,7 +76,7 @@ def replay(
 ) -> ReplayResult:
     """Replay answered requests (``recorded.answered``), at least one.
 
-    :param kv_blocks: of each worker; 0: fitted.
+    :param kv_blocks: of each worker; 0: as the workers told, or fitted.
     """
     trace = trace_of(requests, block_size)
     names = sorted({one.worker for one in requests})
@@ -82,7 +84,12 @@ def replay(
     on_progress("fitting speed and memory of the workers")
     model = fit_speed(requests, WorkerModel(kv_blocks=max(1, kv_blocks)))
     delivered = sum(one.cached_tokens for one in requests)
-    blocks = kv_blocks or fit_memory(trace, model, len(names), places, delivered)
+    if kv_blocks:
+        blocks, memory_from = kv_blocks, "given"
+    elif told := told_memory(requests, block_size):
+        blocks, memory_from = max(told, trace.most_blocks), "told"
+    else:
+        blocks, memory_from = fit_memory(trace, model, len(names), places, delivered), "fitted"
     model = msgspec.structs.replace(model, kv_blocks=blocks)
     recorded = placed(trace, model, len(names), places, blocks)
     base = sum(recorded.busy_s)
@@ -104,6 +111,7 @@ def replay(
         workers=len(names),
         block_size=block_size,
         model=model,
+        memory_from=memory_from,
         decided=redecide(requests, policies, seed),
         served=served,
     )
@@ -116,6 +124,6 @@ def _row(name: str, trace: Trace, run: Served, base: float) -> Replayed:
         hit_rate=sum(run.cached_tokens) / trace.input_tokens,
         ttft=ttft_of(run.ttft_s),
         prefill_s=work,
-        saved_s=base - work,
+        saved_s=0.0 if base == work else base - work,
         busiest=max(run.busy_s) * len(run.busy_s) / work,
     )

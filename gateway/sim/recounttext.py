@@ -41,7 +41,8 @@ def to_text(result: ReplayResult, *, colour: bool) -> str:
         page.line("Decisions cannot be taken again: [ledger] decisions was off.")
     page.heading("Served again: the whole traffic, simulated from empty caches")
     page.line(
-        f"Workers as fitted: {model.kv_blocks:,} blocks of {result.block_size} tokens, "
+        f"Workers as fitted: {model.kv_blocks:,} blocks of {result.block_size} tokens "
+        f"({result.memory_from}), "
         f"{model.prefill_tokens_per_s:,.0f} prompt tokens/s, {seconds(model.overhead_s)} per "
         f"prefill, {seconds(model.token_s)} per token"
     )
@@ -71,8 +72,14 @@ def _served(result: ReplayResult) -> list[tuple[str, ...]]:
             percent(row.hit_rate),
             *map(seconds, (row.ttft.mean_s, row.ttft.p50_s, row.ttft.p90_s, row.ttft.p99_s)),
             f"{row.prefill_s:,.1f} s",
-            f"{row.saved_s:+,.1f} s",
+            _signed(row.saved_s),
             ratio(row.busiest),
         )
         for row in result.served
     ]
+
+
+def _signed(value: float) -> str:
+    """Seconds with a sign; what rounds to nothing has none."""
+    shown = f"{value:+,.1f} s"
+    return shown if float(shown[:-2].replace(",", "")) else "0.0 s"

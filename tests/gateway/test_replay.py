@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -19,10 +21,11 @@ from gateway.config import LedgerConfig
 from gateway.records import RequestRecord
 from gateway.routing.base import Query
 from gateway.routing.catalogue import FACTORIES
-from gateway.sim.fit import fit_memory, fit_speed
+from gateway.sim.fit import fit_memory, fit_speed, told_memory
 from gateway.sim.model import WorkerModel
 from gateway.sim.recorded import answered, trace_of
 from gateway.sim.recount import replay
+from gateway.sim.recounttext import to_text
 from gateway.sim.redecide import redecide
 from gateway.sim.replay import Replay
 from gateway.tracefile import Traced, TraceDecoder, TraceEncoder
@@ -77,7 +80,8 @@ def test_another_policy_decides_otherwise() -> None:
     assert row.matched_tokens < row.recorded_matched_tokens
 
 
-def traffic(policy: str = "round_robin") -> list[Traced]:
+@cache
+def traffic(policy: str = "round_robin", model: WorkerModel = TRUE) -> list[Traced]:
     """Simulated workers of a known model, as a gateway would have recorded them."""
     rng = Random(4)
     systems = [[BlockKey(rng.getrandbits(62)) for _ in range(60)] for _ in range(5)]
@@ -86,7 +90,7 @@ def traffic(policy: str = "round_robin") -> list[Traced]:
         keys = [*rng.choice(systems), *(BlockKey(rng.getrandbits(62)) for _ in range(40))]
         asked.append(_traced(number, keys[: rng.randrange(65, 100)], "", None, 0))
     trace = trace_of(asked, 16)
-    run = Replay(trace, TRUE, 3, FACTORIES[policy], 1.0, 1).run()
+    run = Replay(trace, model, 3, FACTORIES[policy], 1.0, 1).run()
     return [
         _traced(at, list(map(BlockKey, one.keys)), f"w{run.worker[at]}", run.ttft_s[at], cached)
         for at, (one, cached) in enumerate(zip(asked, run.cached_tokens, strict=True))
@@ -124,6 +128,35 @@ def test_speed_and_memory_are_found_in_recorded_times() -> None:
     assert blocks == pytest.approx(TRUE.kv_blocks, rel=0.15)
 
 
+def test_memory_that_was_never_full_is_not_taken_for_small() -> None:
+    roomy = msgspec.structs.replace(TRUE, kv_blocks=20_000)
+    requests = traffic("cost", roomy)
+    result = replay("x", requests, {"round_robin": FACTORIES["round_robin"]}, block_size=16)
+    assert result.memory_from == "fitted"
+    truly = traffic("round_robin", roomy)
+    measured = sum(one.ttft_s or 0.0 for one in truly) / len(truly)
+    foretold = result.served[-1]
+    assert foretold.ttft.mean_s == pytest.approx(measured, rel=0.15)
+    hits = sum(one.cached_tokens for one in truly) / sum(one.prompt_tokens for one in truly)
+    assert foretold.hit_rate == pytest.approx(hits, abs=0.01)
+
+
+def test_memory_that_workers_told_is_believed() -> None:
+    requests = []
+    for one in recorded("cost"):
+        sized = tuple(
+            msgspec.structs.replace(
+                candidate,
+                worker=msgspec.structs.replace(candidate.worker, kv_tokens_total=320_000),
+            )
+            for candidate in one.candidates
+        )
+        requests.append(replace(one, candidates=sized))
+    result = replay("x", requests, {"cost": FACTORIES["cost"]}, block_size=16)
+    assert (result.memory_from, result.model.kv_blocks) == ("told", 20_000)
+    assert told_memory(traffic(), 16) == 0
+
+
 def test_too_few_samples_fit_nothing() -> None:
     default = WorkerModel(kv_blocks=7)
     assert fit_speed(traffic()[:10], default).prefill_tokens_per_s == default.prefill_tokens_per_s
@@ -137,6 +170,7 @@ def test_a_replay_comes_near_what_was_measured_and_what_another_policy_would_mea
     assert rows["recorded"].ttft.mean_s == pytest.approx(result.measured.ttft.mean_s, rel=0.15)
     assert rows["recorded"].hit_rate == pytest.approx(result.measured.hit_rate, abs=0.02)
     assert rows["recorded"].saved_s == 0.0
+    assert "-0.0 s" not in to_text(result, colour=False)
     truly = traffic("cost")
     measured = sum(one.ttft_s or 0.0 for one in truly) / len(truly)
     assert rows["cost"].ttft.mean_s == pytest.approx(measured, rel=0.15)
