@@ -10,8 +10,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from urllib.parse import unquote
@@ -194,27 +193,22 @@ class App:
             check_json(request.headers)
         inbound.body = await request.body(self._max_body)
         self._refuse_if_draining()
-        with self._counted():
+        # What is being served; a body that is still coming in (slowly) holds up no shutdown.
+        self.busy += 1
+        self.idle.clear()
+        try:
             if kind is not None:
                 await self._pipeline.generate(inbound, kind, client)
             else:
                 await self._pipeline.relay(inbound, client)
-
-    def _refuse_if_draining(self) -> None:
-        if self.draining:
-            raise NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """What is being served; a body that is still coming in (slowly) holds up no shutdown."""
-        self.busy += 1
-        self.idle.clear()
-        try:
-            yield
         finally:
             self.busy -= 1
             if not self.busy:
                 self.idle.set()
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
 
     def _authenticate(self, headers: Mapping[str, str]) -> str:
         """Name of the tenant whose key it is; empty if none is needed."""

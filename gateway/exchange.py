@@ -52,16 +52,16 @@ _INTERNAL = "x-headwater-"
 
 def end_to_end(headers: Iterable[tuple[str, str]], drop: Collection[str]) -> Headers:
     """The headers that may cross, in order: neither in ``drop`` nor named by ``Connection``."""
-    pairs = [(name, value) for name, value in headers]
-    named: set[str] = set()
-    for name, value in pairs:
-        if name.lower() == "connection":
-            named.update(part.strip().lower() for part in value.split(","))
     kept: Headers = []
-    for name, value in pairs:
+    named: set[str] = set()
+    for name, value in headers:
         lower = name.lower()
-        if lower not in drop and lower not in named and not lower.startswith(_INTERNAL):
+        if lower == "connection":
+            named.update(part.strip().lower() for part in value.split(","))
+        if lower not in drop and not lower.startswith(_INTERNAL):
             kept.append((name, value))
+    if named:
+        kept = [pair for pair in kept if pair[0].lower() not in named]
     return kept
 
 

@@ -54,6 +54,8 @@ class Fleet:
         self._pressure = Pressure()
         self._service = ServiceTimes()
         self._views: dict[WorkerId, _KeptView] = {}
+        self._profiles: dict[str, tuple[list[Member], ModelProfile]] = {}
+        """By name, each with those whom it describes."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -136,6 +138,13 @@ class Fleet:
         members = [member for member in self.serving(model) if member.healthy]
         if not members:
             return None
+        kept = self._profiles.get(model)
+        if kept is None or kept[0] != members:
+            kept = self._profiles[model] = members, self._profile(model, members)
+        return kept[1]
+
+    @staticmethod
+    def _profile(model: str, members: list[Member]) -> ModelProfile:
         lengths = [member.info.max_model_len for member in members]
         canonical, adapter = members[0].info.canonical(model), ""
         if model in members[0].adapters:
@@ -267,6 +276,7 @@ class Fleet:
 
     def _index_models(self) -> None:
         self._serving = {}
+        self._profiles.clear()
         members = sorted(self._members.values(), key=lambda member: member.id)
         for member in members:
             for name in dict.fromkeys(member.info.models):

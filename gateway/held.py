@@ -42,9 +42,11 @@ class Held(msgspec.Struct, frozen=True):
     ) -> Overlap:
         """What was available where. ``open_to``: the workers that take new requests."""
         live = [m for m in serving if m.state(now) is not WorkerState.DOWN]
-        best = max((self.usable[m.id] for m in live), default=0)
-        reachable = max((self.usable[m.id] for m in open_to), default=0)
-        foreign = max((self.isolated.get(m.id, 0) for m in live), default=0)
+        best = max([self.usable[m.id] for m in live], default=0)
+        reachable = max([self.usable[m.id] for m in open_to], default=0)
+        foreign = 0
+        if self.isolated:
+            foreign = max([self.isolated.get(m.id, 0) for m in live], default=0)
         sizes = [member.info.block_size for member in live]
         matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or [GRANULE])
         return Overlap(

@@ -319,7 +319,7 @@ class Knowledge:
                 clock=expected.clock if judge else None,
                 slack_tokens=slack,
             )
-            if not member.info.event_feed:
+            if self.outbox.open and not member.info.event_feed:
                 self.outbox.put(Fact.of(member.id, request))
             self._learn(member, expected.place, request)
 

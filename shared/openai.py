@@ -72,9 +72,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
 def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
     """Read a request; raises :class:`BadRequest` with ``param`` set where one field is to blame."""
     fields = decode_object(body)
-    for name, check in CHECKS.items():
-        value = fields.get(name)
-        if value is not None:
+    for name, value in fields.items():
+        check = CHECKS.get(name)
+        if check is not None and value is not None:
             check(name, value)
     chat = kind is RouteKind.CHAT
     messages = check_messages(fields.get("messages")) if chat else None

@@ -138,6 +138,8 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def load_s(self) -> float:
         """Seconds to load that part; a worker computes anew what would take longer to load."""
+        if not self.host_tokens:
+            return 0.0
         worker = self.worker
         return self.host_tokens * min(worker.host_s_per_token, worker.prefill_s_per_token)
 

@@ -27,6 +27,8 @@ class Popularity:
 
     def shared_tokens(self, known: int) -> float:
         """Of the tokens beyond the first ``known``: those whose recomputation pays itself back."""
+        if not self.runs:
+            return 0.0
         first = known // GRANULE
         granules = sum(
             (end - max(start, first)) * share for start, end, share in self.runs if end > first
@@ -36,6 +38,8 @@ class Popularity:
     def branches(self, known: int) -> float:
         """How many different prompts went on below the first granule beyond ``known`` tokens; at
         least 1."""
+        if not self.runs:
+            return 1.0
         first = known // GRANULE
         share = next((share for _, end, share in self.runs if end > first), 0.0)
         return float(1.0 / (1.0 - share) ** 0.5)

@@ -85,8 +85,11 @@ class CostModel:
 
     def lost_s(self, query: Query, candidate: Candidate) -> float:
         """As :meth:`compute_s`, without the share that pays itself back."""
-        compute, load = self.compute_s(query, candidate), candidate.load_s
-        if not candidate.shared_tokens or compute <= load:
+        return self._lost_s(query, candidate, self.compute_s(query, candidate))
+
+    @staticmethod
+    def _lost_s(query: Query, candidate: Candidate, compute: float) -> float:
+        if not candidate.shared_tokens or compute <= (load := candidate.load_s):
             return compute
         total = query.prompt_tokens or len(query.keys) * GRANULE
         uncached = total - candidate.matched_tokens
@@ -99,13 +102,14 @@ class CostModel:
             return self.most
         return min(self.most, self.least + self.kappa * worker.pool_busy / idle)
 
-    def behind_s(self, query: Query, candidate: Candidate) -> float:
-        """Seconds for which those who arrive behind the request wait for it, all together."""
+    @staticmethod
+    def behind_s(candidate: Candidate, own: float) -> float:
+        """Seconds for which those who arrive behind the request, which takes ``own`` seconds, wait
+        for it, all together."""
         worker = candidate.worker
         offered = worker.offered
         if not offered.bound_per_s:
             return 0.0
-        own = self.compute_s(query, candidate)
         waiting = offered.bound_per_s * own * (worker.booked_prefill_s + own / 2)
         return waiting / (1.0 - offered.bound_busy)
 
@@ -131,12 +135,13 @@ class CostModel:
 
     def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
         """The named terms but ``failure``, which needs the other candidates."""
-        lost = self.lost_s(query, candidate)
+        compute = self.compute_s(query, candidate)
+        lost = self._lost_s(query, candidate, compute)
         return {
             "wait": candidate.worker.booked_prefill_s,
             "own": candidate.worker.overhead_s + lost,
             "others": self.externality(candidate.worker) * lost,
-            "behind": self.behind_s(query, candidate),
+            "behind": self.behind_s(candidate, compute),
             "home": self.later * candidate.worker.offered.mean_wait_s,
             "memory": self.memory_s(candidate),
             "decode": self.decode_s(candidate),

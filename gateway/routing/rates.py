@@ -31,6 +31,8 @@ _DEFAULT_OVERHEAD_S = 0.005
 _OVERHEAD_RANGE_S = (0.0, 2.0)
 _RATE_RANGE = (1e-8, 1.0)
 _ENOUGH_POINTS = 6
+_REFRESH = 8
+"""Figures are made anew when samples have come that are one in so many of those kept."""
 _LEVER = 32
 """Two small samples tell a slope only if their work differs by this many tokens."""
 
@@ -52,7 +54,7 @@ class _WorkerRate:
     """(when, log seconds per token)."""
     reported: float = 0.0
     own: float | None = None
-    """Median of the samples, log."""
+    """Median of the samples, log, when the figures were made."""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class _Pool:
     slope: float | None = None
     """From small requests, where there are no others."""
     overhead_s: float = _DEFAULT_OVERHEAD_S
+    unread: int = 0
+    """Samples that came since the figures were made."""
     figures: dict[WorkerId, float] = field(default_factory=dict)
     """Results of ``s_per_token`` since the last change."""
 
@@ -102,8 +106,9 @@ class RateBook:
             rate.samples.append((now, log(min(high, max(low, spent / work)))))
             while rate.samples[0][0] < now - _MAX_AGE_S:
                 rate.samples.popleft()
-            rate.own = median(value for _, value in rate.samples)
-        self._recentre(group)
+        group.unread += 1
+        if _REFRESH * group.unread > max(len(rate.samples), len(group.small)):
+            self._recentre(group)
 
     def forget(self, pool: str, worker: WorkerId) -> None:
         """A worker is gone."""
@@ -140,6 +145,9 @@ class RateBook:
         return _DEFAULT_OVERHEAD_S if group is None else group.overhead_s
 
     def _recentre(self, group: _Pool) -> None:
+        group.unread = 0
+        for rate in group.workers.values():
+            rate.own = median(value for _, value in rate.samples) if rate.samples else None
         known = [
             rate.own if rate.own is not None else log(rate.reported)
             for rate in group.workers.values()
