@@ -4,8 +4,11 @@
 
 Conversations of about 1,500 to 6,000 characters grow by a turn at a time; each request comes on a
 connection of its own, so that the turns of one meet different processes. Prints for 1, 2 and 4
-processes: CPU milliseconds a request (the gateway's whole process tree while it serves, Redis and
-what runs in the background included) and the hit rate that the workers report.
+processes: CPU milliseconds a request of the gateway's whole process tree while it serves, less what
+the same tree takes in as much time without requests (health, load, feeds: so much a second, however
+many requests there are), which is shown as a share of a core; and the hit rate that the workers
+report. The lengths of the conversations are the same for each number of processes, their texts are
+not.
 
 Exit code 1 if two processes take more than 1.2 times the CPU of one, or the hit rate with four is
 more than 0.01 below that with one.
@@ -18,6 +21,7 @@ import asyncio
 import random
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,12 @@ import psutil  # noqa: E402
 from livelab import Lab, lab  # noqa: E402
 
 AT_ONCE = 8
-"""Conversations under way: enough that the gateway is never idle, or what runs in the background
-would count as a cost of requests."""
+"""Conversations under way."""
+WARM = 180
+"""Conversations of one turn before that, so that what each process does once is done: tokenizers
+and templates are read at the first request, arrays are loaded when the index has grown."""
+IDLE_S = 5.0
+"""How long the tree is watched without requests."""
 
 
 def cpu_s(pid: int) -> float:
@@ -40,13 +48,13 @@ def cpu_s(pid: int) -> float:
 
 async def converse(url: str, number: int, turns: int, seed: int) -> list[tuple[int, int]]:
     """One conversation; (prompt tokens, those from the cache) of each turn."""
-    rng = random.Random(f"{seed} {number}")
+    lengths, rng = random.Random(number), random.Random(f"{seed} {number}")
     messages: list[dict[str, str]] = []
     counted = []
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session:
         for turn in range(turns):
-            length = rng.randrange(1500, 6000) if turn == 0 else 300
+            length = lengths.randrange(1500, 6000) if turn == 0 else 300
             text = "".join(rng.choices("abcdefghijklmnop qrstuvwxyz", k=length))
             messages.append({"role": "user", "content": text})
             body: dict[str, Any] = {"model": "fake", "messages": messages, "max_tokens": 8}
@@ -65,7 +73,7 @@ async def converse(url: str, number: int, turns: int, seed: int) -> list[tuple[i
 
 
 async def measure(bench: Lab, processes: int, options: argparse.Namespace, seed: int) -> Any:
-    """(CPU seconds a request, hit rate)."""
+    """(CPU seconds a request beyond idling, share of a core when idle, hit rate)."""
     gateway = await asyncio.to_thread(
         lambda: bench.launch_gateway(
             *(worker.url for worker in bench.workers), flags=("--processes", str(processes))
@@ -80,15 +88,17 @@ async def measure(bench: Lab, processes: int, options: argparse.Namespace, seed:
         async with gate:
             return await converse(gateway.url, number, turns, seed)
 
-    # tokenizers and templates are read at the first request
-    await asyncio.gather(*(one(-1 - n, 1) for n in range(8 * processes)))
-    begun = cpu_s(gateway.process.pid)
+    await asyncio.gather(*(one(-1 - n, 1) for n in range(WARM)))
+    idle = cpu_s(gateway.process.pid)
+    await asyncio.sleep(IDLE_S)
+    idle = (cpu_s(gateway.process.pid) - idle) / IDLE_S
+    begun, since = cpu_s(gateway.process.pid), time.monotonic()
     told = await asyncio.gather(*(one(n, options.turns) for n in range(options.conversations)))
-    spent = cpu_s(gateway.process.pid) - begun
+    spent = cpu_s(gateway.process.pid) - begun - idle * (time.monotonic() - since)
     await asyncio.to_thread(gateway.stop)
     turns = [turn for each in told for turn in each]
     hit = sum(cached for _, cached in turns) / sum(prompt for prompt, _ in turns)
-    return spent / len(turns), hit
+    return spent / len(turns), idle, hit
 
 
 async def main() -> int:
@@ -99,7 +109,7 @@ async def main() -> int:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    print("processes", "cpu_ms", "hit_rate", sep="\t")
+    print("processes", "cpu_ms", "idle", "hit_rate", sep="\t")
     found: dict[int, tuple[float, float]] = {}
     async with lab(options.workers, lambda server: server.url) as bench:
         for processes in (1, 2, 4):
@@ -107,9 +117,9 @@ async def main() -> int:
                 await measure(bench, processes, options, seed=100 * n + processes)
                 for n in range(options.rounds)
             ]
-            cpu, hit = (statistics.median(column) for column in zip(*rounds, strict=True))
+            cpu, idle, hit = (statistics.median(column) for column in zip(*rounds, strict=True))
             found[processes] = (cpu, hit)
-            print(processes, f"{cpu * 1e3:.2f}", f"{hit:.4f}", sep="\t", flush=True)
+            print(processes, f"{cpu * 1e3:.2f}", f"{idle:.1%}", f"{hit:.4f}", sep="\t", flush=True)
     dearer, lost = found[2][0] / found[1][0], found[1][1] - found[4][1]
     print(f"CPU with two processes {dearer:.2f}x, hit rate with four {-lost:+.4f}")
     return 0 if dearer <= 1.2 and lost <= 0.01 else 1

@@ -134,8 +134,16 @@ async def _pump(
 ) -> AttemptFailed | None:
     """Forward until the stream is over; says what went wrong, None if the answer is complete."""
     broken: UpstreamError = UpstreamBroken("the worker ended its answer early")
+
+    def take(data: bytes) -> bool:
+        """Usual events of a stream under way need nothing but to be counted and passed on."""
+        if not client.flowing or not tap.take_usual(data, clock()):
+            return False
+        client.put(data)
+        return True
+
     try:
-        while not tap.over and (data := await response.read()):
+        while not tap.over and (data := await response.pass_on(take)):
             await _forward(work, tap, tap.feed(data, clock()), response, client)
     except UpstreamError as error:
         broken = error

@@ -134,6 +134,15 @@ class Client(Protocol):
         """Bytes of a streamed answer, as they are."""
         ...
 
+    @property
+    def flowing(self) -> bool:
+        """A streamed answer is under way, and its reader keeps up: :meth:`put` may be called."""
+        ...
+
+    def put(self, data: bytes) -> None:
+        """As :meth:`write`, without waiting; only while :attr:`flowing`."""
+        ...
+
     async def finish(self) -> None:
         """Clean end of a streamed answer."""
         ...

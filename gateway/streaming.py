@@ -111,7 +111,7 @@ class StreamTap:
 
         Raises ``sse.SseEventTooLarge``.
         """
-        if self.started and self._take_usual(data, now):
+        if self.take_usual(data, now):
             return data
         for event in self._parser.feed(data):
             self._take(event, now)
@@ -128,12 +128,18 @@ class StreamTap:
             self._finish(sse.DONE)
         return self._release() if self.started else b""
 
-    def _take_usual(self, data: bytes, now: float) -> bool:
+    def take_usual(self, data: bytes, now: float) -> bool:
         """Take ``data`` if it is one event as nearly all are, to be passed on as it is.
 
-        False: nothing was taken, somebody has to look closer.
+        False: nothing was taken, :meth:`feed` has to look closer.
         """
-        if self.over or self._out or self._parser.pending or len(data) > _USUAL_BYTES:
+        if (
+            not self.started
+            or self.over
+            or self._out
+            or self._parser.pending
+            or len(data) > _USUAL_BYTES
+        ):
             return False
         if not data.startswith(b"data: {") or not data.endswith(b"}\n\n"):
             return False

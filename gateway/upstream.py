@@ -13,7 +13,7 @@ connection to the same worker. On a fresh connection the same event counts as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -80,6 +80,14 @@ class UpstreamResponse(Protocol):
         """The next bytes, as soon as there are some; ``b""`` at the clean end.
 
         Raises :class:`UpstreamBroken` or :class:`UpstreamTimeout`.
+        """
+        ...
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
+        """As :meth:`read`, for bytes that ``take`` does not accept: what it accepts is its own, and
+        may be given to it as it comes, without a turn of the event loop.
+
+        :param take: neither waits nor raises; called only while this is awaited.
         """
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -75,6 +75,11 @@ class _Response:
             if mapped is None:
                 raise
             raise mapped from error
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
+        while (data := await self.read()) and take(data):
+            pass
+        return data
 
     async def settle(self, grace_s: float) -> None:
         if self._content.at_eof():

@@ -114,15 +114,23 @@ class WireClient:
 
     async def write(self, data: bytes) -> None:
         """See :class:`gateway.exchange.Client`."""
-        connection = self._connection
-        if connection.lost:
+        if self._connection.lost:
             raise ClientGone
+        self.put(data)
+        await self._connection.drain()
+
+    @property
+    def flowing(self) -> bool:
+        """See :class:`gateway.exchange.Client`."""
+        return self.started and self._connection.flowing
+
+    def put(self, data: bytes) -> None:
+        """See :class:`gateway.exchange.Client`."""
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         if self._head:
             data, self._head = self._head + data, b""
-        connection.send(data)
-        await connection.drain()
+        self._connection.send(data)
 
     async def finish(self) -> None:
         """See :class:`gateway.exchange.Client`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -89,6 +89,9 @@ class _Response:
 
     async def read(self) -> bytes:
         return await self._connection.read()
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
+        return await self._connection.read(take)
 
     async def settle(self, grace_s: float) -> None:
         if self._connection.complete:

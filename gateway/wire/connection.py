@@ -9,6 +9,7 @@ reader pulls: at most about ``READ_BYTES`` lie here unread, then reading from th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -39,6 +40,7 @@ class Connection(asyncio.Protocol):
         "_paused",
         "_pieces",
         "_since",
+        "_take",
         "_timer",
         "_timer_at",
         "_transport",
@@ -59,6 +61,8 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        """Of him who waits."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self.lost = False
@@ -101,15 +105,22 @@ class Connection(asyncio.Protocol):
                 raise self._error
             await self._wait()
 
-    async def read(self) -> bytes:
-        """The next bytes of the body, ``b""`` at the clean end. Raises as :meth:`head` does."""
+    async def read(self, take: Callable[[bytes], bool] | None = None) -> bytes:
+        """The next bytes of the body, ``b""`` at the clean end. Raises as :meth:`head` does.
+
+        :param take: those that it accepts are its own, as they come.
+        """
         while True:
             if self._pieces:
-                return self._taken()
+                data = self._taken()
+                if take is None or not take(data):
+                    return data
+                continue
             if self.complete:
                 return b""
             if self._error is not None:
                 raise self._error
+            self._take = take
             await self._wait()
 
     def end(self) -> bool:
@@ -150,7 +161,19 @@ class Connection(asyncio.Protocol):
         try:
             await waiter
         finally:
-            self._waiter = None
+            self._waiter = self._take = None
+
+    def _given(self, take: Callable[[bytes], bool]) -> bool:
+        """Whether what has come could be given away at once; he who waits for it goes on waiting."""
+        if self.complete or not self._pieces or self._waiter is None or self._waiter.done():
+            return False
+        data = self._taken()
+        if take(data):
+            self._since = self._loop.time()
+            return True
+        self._pieces.append(data)
+        self._buffered = len(data)
+        return False
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -209,7 +232,7 @@ class Connection(asyncio.Protocol):
         if self._buffered > READ_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        if self.has_head:
+        if self.has_head and (self._take is None or not self._given(self._take)):
             self._wake()
 
     def eof_received(self) -> None:

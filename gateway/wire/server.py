@@ -91,6 +91,11 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None and not self.lost:
             self._transport.write(data)
 
+    @property
+    def flowing(self) -> bool:
+        """Nothing keeps what is sent from leaving."""
+        return self._drained is None and not self.lost
+
     async def drain(self) -> None:
         """Wait for a slow reader; returns at once in the usual case, and if it has left.
 

@@ -250,6 +250,63 @@ async def test_the_limit_is_for_silence_not_for_the_whole(client: Upstream) -> N
             await call(client, server.url, limits=Timeouts(5.0, 0.02))
 
 
+@pytest.mark.parametrize("refused", [b"2", b"never"])
+async def test_what_is_taken_on_the_way_is_not_read_again(client: Upstream, refused: bytes) -> None:
+    async def play(
+        server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await server.read(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for n in range(5):
+            await asyncio.sleep(0.02)
+            writer.write(b"1\r\n%d\r\n" % n)
+        await asyncio.sleep(0.02)
+        writer.write(b"0\r\n\r\n")
+
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        if data != refused:
+            taken.append(data)
+        return data != refused
+
+    async with (
+        Server(play) as server,
+        client.open(server.url, "/", JSON, b"{}", timeouts=LIMITS) as response,
+    ):
+        while piece := await response.pass_on(take):
+            assert piece == refused
+            taken.append(b"<" + piece + b">")
+    shown = b"".join(taken)
+    assert shown == b"01234".replace(refused, b"<" + refused + b">")
+
+
+async def test_silence_behind_taken_bytes_is_noticed(client: Upstream) -> None:
+    async def play(
+        server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await server.read(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(6):
+            await asyncio.sleep(0.1)
+            writer.write(b"1\r\nx\r\n")
+        await reader.read()
+
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        taken.append(data)
+        return True
+
+    async with (
+        Server(play) as server,
+        client.open(server.url, "/", JSON, b"{}", timeouts=Timeouts(5.0, 0.4)) as response,
+    ):
+        with pytest.raises(UpstreamTimeout):
+            await response.pass_on(take)
+    assert b"".join(taken) == b"xxxxxx"
+
+
 async def test_a_slow_reader_is_no_silence_and_holds_the_worker_back(client: Upstream) -> None:
     sent = 0
 

@@ -52,6 +52,11 @@ class FakeResponse:
             raise piece
         return piece
 
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
+        while (data := await self.read()) and take(data):
+            pass
+        return data
+
     async def settle(self, grace_s: float) -> None:
         pass
 
@@ -115,6 +120,14 @@ class FakeClient:
             self._left -= 1
             if self._left < 0:
                 raise ClientGone
+        self.data += data
+
+    @property
+    def flowing(self) -> bool:
+        return self.started and self._left is None
+
+    def put(self, data: bytes) -> None:
+        assert self.flowing
         self.data += data
 
     async def finish(self) -> None:
