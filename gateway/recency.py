@@ -100,7 +100,7 @@ class Recency:
         use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, len(keys), len(keys)
         use.unnamed = unnamed
         for part in (keys[: kept[0]], keys[kept[1] :]) if kept[1] else (keys,):
-            self._known.update(dict.fromkeys(part, use))
+            deque(map(self._known.__setitem__, part, repeat(use)), maxlen=0)
         self._held += use.held
         self._add(use.place, use.blocks)
         return keys[known if held is None else held :]

@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from random import Random
 
 from shared.types import WorkerId
@@ -112,16 +111,11 @@ class Holdings:
         self._note(slot, nested)
         table, bit, interned = self._table, slot.bit, self._interned
         wanted = keys if isinstance(keys, list) else list(keys)
-        added = 0
-        if table.keys().isdisjoint(wanted):
-            added = -len(table)
-            table.update(dict.fromkeys(wanted, bit))
-            added += len(table)
-        else:
-            kept = self._live | self._lower
-            for mask, group in self._by_mask(wanted):
-                if mask & bit:
-                    continue
+        added, kept = -len(table), self._live | self._lower
+        masks = list(map(table.setdefault, wanted, repeat(bit)))
+        added += len(table)
+        for mask, group in _by_mask(wanted, masks, besides=bit):
+            if not mask & bit:
                 both = mask & kept | bit
                 table.update(dict.fromkeys(group, interned.setdefault(both, both)))
                 added += len(group)
@@ -139,16 +133,14 @@ class Holdings:
         """
         self._note(slot, nested)
         table, bit, interned = self._table, slot.bit, self._interned
-        gone = 0
-        for mask, group in self._by_mask(keys if isinstance(keys, list) else list(keys)):
-            if not mask & bit:
-                continue
-            gone += len(group)
-            rest = mask ^ bit
-            if rest:
+        wanted, gone = keys if isinstance(keys, list) else list(keys), len(table)
+        masks = list(map(table.pop, wanted, repeat(0)))
+        gone -= len(table)
+        for mask, group in _by_mask(wanted, masks, besides=bit):
+            rest = mask & ~bit
+            if rest:  # 0: it was not there
                 table.update(dict.fromkeys(group, interned.setdefault(rest, rest)))
-            else:
-                deque(map(table.__delitem__, group), maxlen=0)
+                gone -= 0 if mask & bit else len(group)
         slot.count -= gone
         self.entries -= gone
 
@@ -156,17 +148,6 @@ class Holdings:
         """Whether the slot holds whole beginnings of prompts after this, if it did before."""
         if not nested:
             self._nested &= ~slot.bit
-
-    def _by_mask(self, keys: list[int]) -> Iterable[tuple[int, dict[int, None]]]:
-        """Keys in groups of equal masks (0: nobody's), each key once."""
-        masks = list(map(self._table.get, keys))
-        kinds = set(masks)
-        if len(kinds) == 1:
-            return [(masks[0] or 0, dict.fromkeys(keys))]
-        groups: dict[int, dict[int, None]] = {kind or 0: {} for kind in kinds}
-        for key, mask in zip(keys, masks, strict=True):
-            groups[mask or 0][key] = None
-        return groups.items()
 
     def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
         """(depth, mask of the slots whose match ends there), depth > 0. Pure."""
@@ -342,3 +323,18 @@ class Holdings:
             self._peak = len(self._table)
         if not self._table:
             self._interned.clear()
+
+
+def _by_mask(
+    keys: list[int], masks: list[int], *, besides: int
+) -> Iterable[tuple[int, dict[int, None]]]:
+    """Keys in groups of equal masks, each key once in its group; without those of ``besides``."""
+    kinds = set(masks)
+    kinds.discard(besides)
+    if len(kinds) == 1 and besides not in masks:
+        return [(masks[0], dict.fromkeys(keys))]
+    groups: dict[int, dict[int, None]] = {kind: {} for kind in kinds}
+    for key, mask in zip(keys, masks, strict=True) if kinds else ():
+        if mask != besides:
+            groups[mask][key] = None
+    return groups.items()

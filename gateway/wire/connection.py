@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
             self._waiter = self._take = None
 
     def _given(self, take: Callable[[bytes], bool]) -> bool:
-        """Whether what has come could be given away at once; he who waits for it goes on waiting."""
+        """Whether what has come could be given away at once; whoever waits goes on waiting."""
         if self.complete or not self._pieces or self._waiter is None or self._waiter.done():
             return False
         data = self._taken()
