@@ -39,22 +39,36 @@ main()
 """
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """Where a gateway and its workers listen: base URLs."""
+
+    url: str
+    admin: str
+    workers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, up: Up) -> Cluster:
+        """That of ``headwater up``."""
+        ports = range(up.worker_port, up.worker_port + 2)
+        return cls(up.url, up.admin, tuple(f"http://127.0.0.1:{port}" for port in ports))
+
+
 @dataclass
 class Place:
     """A folder in which commands are run."""
 
     folder: Path
-    up: Up | None
+    cluster: Cluster | None
     model: str = "fake"
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         _examples(self.folder, self.model)
         urls = {}
-        if self.up is not None:
-            urls = {"public": self.up.url, "admin": self.up.admin}
-            first = self.up.worker_port
-            workers = ", ".join(f'"http://127.0.0.1:{first + n}"' for n in range(2))
+        if self.cluster is not None:
+            urls = {"public": self.cluster.url, "admin": self.cluster.admin}
+            workers = ", ".join(f'"{url}"' for url in self.cluster.workers)
             (self.folder / "gateway.toml").write_text(f"[workers]\nurls = [{workers}]\n")
         bin_ = self.folder / "bin"
         bin_.mkdir()
@@ -84,12 +98,12 @@ class Place:
     def localised(self, text: str) -> str:
         """The text with this place's addresses and files."""
         text = text.replace(MODEL, self.model).replace("bench/traces/", f"{ROOT}/bench/traces/")
-        if self.up is None:
+        if self.cluster is None:
             return text
-        ports = {8000: self.up.port, 8001: self.up.port + 1}
-        ports |= {8100 + n: self.up.worker_port + n for n in range(2)}
-        for usual, own in ports.items():
-            text = text.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{own}")
+        told = {8000: self.cluster.url, 8001: self.cluster.admin}
+        told |= dict(enumerate(self.cluster.workers, 8100))
+        for usual, own in told.items():
+            text = text.replace(f"127.0.0.1:{usual}", own.removeprefix("http://"))
         return text.replace("/var/lib/headwater/ledger", shlex.quote(str(self.ledger)))
 
     @property
@@ -132,7 +146,7 @@ def _examples(folder: Path, model: str) -> None:
     (folder / "chats.b64.jsonl.gz").write_bytes(gzip.compress(trace.read_bytes()))
 
 
-def cluster(folder: Path, *flags: str) -> Up:
+def local_cluster(folder: Path, *flags: str) -> Up:
     """A cluster that keeps a ledger with traces and has served some requests."""
     up = Up(folder, "--redis", "none", *flags)
     up.await_line("ready ")

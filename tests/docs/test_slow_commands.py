@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from docskit import ROOT, Block, marked
-from docsrun import MODEL, Place, cluster, some_traffic
+from docsrun import MODEL, Cluster, Place, local_cluster, some_traffic
 
 pytestmark = pytest.mark.docs
 
@@ -19,8 +19,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADWATER_LEDGER__TRACE", "true")  # as docs/simulate.md asks for
         patch.setenv("HEADWATER_ROUTING__ALLOW_POLICY_HEADER", "true")  # and docs/bench.md
-        up = cluster(folder)
-    made = Place(folder / "here", up)
+        up = local_cluster(folder)
+    made = Place(folder / "here", Cluster.of(up))
     some_traffic(up, made)
     yield made
     up.end()
@@ -42,7 +42,7 @@ def test_the_readmes_two_turns_with_the_real_model(tmp_path: Path) -> None:
     up = Up(tmp_path, "--redis", "none", real=True)
     try:
         up.await_line("ready ", 600)
-        place = Place(tmp_path / "here", up, MODEL)
+        place = Place(tmp_path / "here", Cluster.of(up), MODEL)
         first, second = (place.run(one) for one in marked("up") if one.page.name == "README.md")
     finally:
         up.end()

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from caserig import GatewayLauncher
+from conftest import WorkerProcess, pick_port
 from docskit import Block, marked
-from docsrun import Place, cluster
+from docsrun import Cluster, Place
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, fake_worker: WorkerProcess) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("docs")
-    up = cluster(folder)
-    yield Place(folder / "here", up)
-    up.end()
+    gateways = GatewayLauncher(folder, pick_port)
+    gateway = gateways(fake_worker.url)
+    yield Place(folder / "here", Cluster(gateway.url, gateway.admin, (fake_worker.url,)))
+    gateways.end()
 
 
 @pytest.mark.parametrize("block", marked("up"), ids=lambda block: block.name)
