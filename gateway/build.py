@@ -24,6 +24,7 @@ from gateway.config import GatewayConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
 from gateway.dashboard.recent import Recent
+from gateway.discovery.allowed import Reachable
 from gateway.feedmetrics import FeedCollector
 from gateway.feeds import Feeds
 from gateway.foster import Foster
@@ -102,7 +103,7 @@ class Gateway:
             open_tracing(config),
             open_samples(config, number_of(inherited)),
         )
-        self.upstream = open_upstream(config)
+        self.upstream = open_upstream(config, reachable := Reachable())
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
         self.prompts = Prompts(config.render, config.deployment.hash_key, bundles)
@@ -111,6 +112,7 @@ class Gateway:
             config,
             gateway_id=f"gw-{token_hex(8)}",
             own_tokens=PromptTokens(self.prompts),
+            reachable=reachable,
         )
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library

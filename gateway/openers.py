@@ -10,6 +10,7 @@ from secrets import token_hex
 
 from gateway.admin import Report, check_token
 from gateway.config import GatewayConfig, LedgerConfig, ListenConfig, WorkersConfig
+from gateway.discovery.allowed import CheckedResolver, Reachable
 from gateway.discovery.static import static_listing
 from gateway.engines.catalogue import AUTO
 from gateway.feeds.sources import make_sources
@@ -110,10 +111,12 @@ def _all_keys(config: GatewayConfig) -> dict[bytes, Tenant]:
     return plain | named
 
 
-def open_upstream(config: GatewayConfig) -> Upstream:
+def open_upstream(config: GatewayConfig, reachable: Reachable) -> Upstream:
     """What calls workers."""
     tls = worker_tls(config.workers)
-    return AiohttpUpstream(tls) if config.workers.http_client == "aiohttp" else WireUpstream(tls)
+    if config.workers.http_client == "aiohttp":
+        return AiohttpUpstream(tls, CheckedResolver(reachable))
+    return WireUpstream(tls, allows=reachable.allows)
 
 
 def public_tls(listen: ListenConfig) -> ssl.SSLContext | None:

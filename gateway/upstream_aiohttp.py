@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.helpers import _EXC_SENTINEL
@@ -166,13 +167,19 @@ class _Call:
 class AiohttpUpstream:
     """:class:`Upstream` with aiohttp's client: no cap on connections, no total time limit."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, resolver: AbstractResolver | None = None
+    ) -> None:
         """Needs a running event loop.
 
         :param tls: for https workers; the system's trust if None.
+        :param resolver: of names; aiohttp's own if None.
         """
         self._connector = _Connector(
-            limit=0, keepalive_timeout=IDLE_CONNECTION_S, ssl=True if tls is None else tls
+            limit=0,
+            keepalive_timeout=IDLE_CONNECTION_S,
+            ssl=True if tls is None else tls,
+            resolver=resolver,
         )
         self._connector.fresh = ContextVar("fresh_connection", default=False)
         self._connector._factory = partial(_protocol, asyncio.get_running_loop())

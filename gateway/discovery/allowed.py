@@ -3,13 +3,21 @@
 Not those behind which no worker can be, but a cloud's instance metadata may: link-local, multicast,
 unspecified and the known metadata addresses, in any notation, also behind a name. The static list
 in the gateway's own configuration is not limited by this.
+
+A name is looked at again whenever it is looked up for a connection (:class:`Reachable`): whoever
+owns it may let it lead elsewhere later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
+
+from aiohttp import ThreadedResolver
+from aiohttp.abc import ResolveResult
 
 from shared.errors import BadRequest
 
@@ -36,6 +44,42 @@ def is_allowed(text: str) -> bool:
     address = plain(text)
     odd = address.is_link_local or address.is_multicast or address.is_unspecified
     return not odd and address not in METADATA
+
+
+class Reachable:
+    """To which addresses connections may be made, by the name that led there."""
+
+    def __init__(self, urls: Iterable[str] = ()) -> None:
+        self.replace(urls)
+
+    def replace(self, urls: Iterable[str]) -> None:
+        """Another static list: its hosts may be anywhere."""
+        self._free = frozenset((urlsplit(url).hostname or "").lower() for url in urls)
+
+    def allows(self, host: str, address: str) -> bool:
+        """Whether a connection to ``host`` may go to this address of it. Pure."""
+        return host.lower() in self._free or is_allowed(address)
+
+
+class CheckedResolver(ThreadedResolver):
+    """aiohttp's look-up without the addresses that may not be reached."""
+
+    def __init__(self, reachable: Reachable) -> None:
+        super().__init__()
+        self._reachable = reachable
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """See ``aiohttp.abc.AbstractResolver``; raises ``OSError`` if nothing is left."""
+        found = await super().resolve(host, port, family)
+        kept = [one for one in found if self._reachable.allows(host, one["host"])]
+        if not kept:
+            raise OSError(NOWHERE)
+        return kept
+
+
+NOWHERE = "the name leads to no address where a worker may be"
 
 
 async def refusal(url: str) -> str:

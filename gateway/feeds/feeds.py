@@ -26,7 +26,7 @@ import aiohttp
 
 from gateway.config import DiscoveryConfig, GatewayConfig, WorkersConfig
 from gateway.decision import WorkerStatus
-from gateway.discovery.allowed import check_address
+from gateway.discovery.allowed import CheckedResolver, Reachable, check_address
 from gateway.discovery.base import Listing, Source, worker_url
 from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_listing
@@ -88,6 +88,7 @@ class Feeds:
         gateway_id: str,
         sources: Sources | None = None,
         own_tokens: OwnTokens | None = None,
+        reachable: Reachable | None = None,
     ) -> None:
         self._router, self._config, self._id = router, config, gateway_id
         self._sources = sources or Sources()
@@ -103,6 +104,8 @@ class Feeds:
         self._session: aiohttp.ClientSession | None = None
         self._tender: Tender | None = None
         self._roads: Roads | None = None
+        self.reachable = reachable or Reachable()
+        self.reachable.replace(self._static.workers)
         self._followed: FollowedLists | None = None
         self._own_tokens = own_tokens
         self._parity: ParityProber | None = None
@@ -114,7 +117,10 @@ class Feeds:
         workers = self._config.workers
         tls = client_context("workers", workers.tls_ca, workers.tls_cert, workers.tls_key)
         connector = aiohttp.TCPConnector(
-            limit=0, limit_per_host=PROBE_CONNECTIONS, ssl=True if tls is None else tls
+            limit=0,
+            limit_per_host=PROBE_CONNECTIONS,
+            ssl=True if tls is None else tls,
+            resolver=CheckedResolver(self.reachable),
         )
         self._session = session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
@@ -235,6 +241,7 @@ class Feeds:
         :raises ConfigError: the list is wrong; nothing has changed.
         """
         self._static = static_listing(config)
+        self.reachable.replace(self._static.workers)
         self.book.replace(config)
         if self._tender is not None:
             self._tender.listed(Source.STATIC, self._static)

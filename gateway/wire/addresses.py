@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
@@ -17,8 +18,13 @@ _MAX_KEPT = 1024
 class Addresses:
     """Remembers look-ups for :data:`LOOKUP_KEPT_S`; those under way are shared."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        allows: Callable[[str, str], bool] = lambda host, address: True,
+    ) -> None:
+        """``allows``: whether a connection to a host may go to one of its addresses."""
+        self._loop, self._allows = loop, allows
         self._known: dict[tuple[str, int], tuple[float, list[AddrInfoType]]] = {}
         self._asked: dict[tuple[str, int], asyncio.Task[list[AddrInfoType]]] = {}
 
@@ -44,10 +50,14 @@ class Addresses:
     async def _look_up(self, key: tuple[str, int]) -> list[AddrInfoType]:
         try:
             found: list[AddrInfoType] = [
-                *await self._loop.getaddrinfo(*key, type=socket.SOCK_STREAM)
+                one
+                for one in await self._loop.getaddrinfo(*key, type=socket.SOCK_STREAM)
+                if self._allows(key[0], str(one[4][0]))
             ]
         finally:
             del self._asked[key]
+        if not found:
+            raise OSError("the name leads to no address that may be reached")
         if len(self._known) >= _MAX_KEPT:
             self._known.clear()
         self._known[key] = (self._loop.time(), found)

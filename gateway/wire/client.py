@@ -150,16 +150,23 @@ class _Call:
 class WireUpstream:
     """:class:`gateway.upstream.Upstream` on httptools: no cap on connections, no total limit."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, *, verbatim: bool = False) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLContext | None = None,
+        *,
+        verbatim: bool = False,
+        allows: Callable[[str, str], bool] = lambda host, address: True,
+    ) -> None:
         """Needs a running event loop.
 
         :param tls: for https workers; the system's trust if None.
+        :param allows: whether a connection to a host may go to one of its addresses.
         :param verbatim: answers keep all their headers: for who relays nothing.
         """
         self.verbatim = verbatim
         self._loop = asyncio.get_running_loop()
         self._tls = tls
-        self._addresses = Addresses(self._loop)
+        self._addresses = Addresses(self._loop, allows)
         self._origins: dict[str, Origin] = {}
         self._idle: dict[Origin, list[Connection]] = {}
         self._sweeper: asyncio.TimerHandle | None = None

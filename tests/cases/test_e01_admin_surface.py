@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
-from rig import CHAT, Seen, ask, chat, plain
+from rig import CHAT, Seen, ask, chat, completion, plain
+
+from gateway.discovery.allowed import CheckedResolver
+from gateway.upstream import Timeouts, UpstreamConnectError
 
 TOKEN = "the-admin-token"
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -88,3 +92,54 @@ async def test_redirects_are_not_followed(stub, serve) -> None:
     assert reply.status == 502
     assert reply.header("location") is None
     assert target.seen == []
+
+
+class Rebound:
+    """A name that led to a worker when it was asked for, and leads elsewhere since."""
+
+    NAME = "worker.attacker.test"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.address = "127.0.0.1"
+        self.asked: list[str] = []
+        real = socket.getaddrinfo
+
+        def getaddrinfo(host: Any, *rest: Any, **named: Any) -> Any:
+            name = host.decode() if isinstance(host, bytes) else host
+            if name == self.NAME:
+                self.asked.append(self.address)
+                return real(self.address, *rest, **named)
+            return real(host, *rest, **named)
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.mark.parametrize("http_client", ["httptools", "aiohttp"])
+async def test_a_name_that_leads_elsewhere_later_is_not_followed(
+    stub, serve, monkeypatch: pytest.MonkeyPatch, http_client: str
+) -> None:
+    """Who owns a name may let it lead to the metadata service once the worker is taken in."""
+    dns = Rebound(monkeypatch)
+    worker = await stub()
+    worker.respond = lambda seen: completion()
+    port = int(worker.url.rsplit(":", 1)[1])
+    served = await serve(await stub(), **{"workers.http_client": http_client})
+    added = await ask(served.admin, "/admin/workers", {"url": f"http://{dns.NAME}:{port}"})
+    assert added.status < 300, added.body
+    gateway = served.gateway
+    for address in ("169.254.169.254", "fe80::1", "fd00:ec2::254", "0.0.0.0"):
+        dns.address = address
+        call = gateway.upstream.open(
+            f"http://{dns.NAME}:{port}", CHAT, [], b"{}", timeouts=Timeouts(5.0, 5.0)
+        )
+        with pytest.raises(UpstreamConnectError, match="cannot be reached"):
+            async with call:
+                pass
+        with pytest.raises(OSError, match="no address where a worker may be"):
+            await CheckedResolver(gateway.feeds.reachable).resolve(dns.NAME, port)
+    assert worker.seen == []
+    # One that the configuration itself names may be wherever it likes.
+    gateway.feeds.reachable.replace([f"http://{dns.NAME}:{port}"])
+    dns.address = "127.0.0.1"
+    assert gateway.feeds.reachable.allows(dns.NAME, "169.254.169.254")
+    assert not gateway.feeds.reachable.allows("other.test", "::ffff:169.254.169.254")
