@@ -135,8 +135,9 @@ async def test_a_name_that_leads_elsewhere_later_is_not_followed(
         with pytest.raises(UpstreamConnectError, match="cannot be reached"):
             async with call:
                 pass
+        resolver = CheckedResolver(gateway.feeds.reachable)
         with pytest.raises(OSError, match="no address where a worker may be"):
-            await CheckedResolver(gateway.feeds.reachable).resolve(dns.NAME, port)
+            await resolver.resolve(dns.NAME, port, socket.AF_UNSPEC)
     assert worker.seen == []
     # One that the configuration itself names may be wherever it likes.
     gateway.feeds.reachable.replace([f"http://{dns.NAME}:{port}"])
