@@ -298,7 +298,9 @@ async def main(only: str, conversations: int, turns: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="part of a fleet's name")
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--turns", type=int, default=10)
