@@ -106,14 +106,12 @@ def test_a_worker_behind_a_partition_is_routed_around(cluster: Project) -> None:
 
 def test_without_redis_everything_goes_on_and_heals(cluster: Project) -> None:
     prompt = "A long story about a river and its mill. " * 30
-    first = cluster.ask(prompt)
     running = streams(cluster, 2, LONG)
     cluster.compose("stop", "redis")
-    again = cluster.ask(prompt)
-    assert again.headers["x-headwater-worker"] == first.headers["x-headwater-worker"]
-    assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    assert cluster.served_by(8) == {one.worker for one in running}
     assert whole(running) == []
+    cluster.ask(prompt)
+    wait_for("caches are known without it", lambda: _known(cluster.ask(prompt)), 20)
+    assert len(cluster.served_by(8)) == 2
     wait_for("redis is missed", lambda: cluster.metrics()["headwater_redis_up"] == 0)
     cluster.up()
     wait_for("redis is back", lambda: cluster.metrics()["headwater_redis_up"] == 1)
@@ -122,9 +120,13 @@ def test_without_redis_everything_goes_on_and_heals(cluster: Project) -> None:
     cluster.compose("restart", "gateway")
     wait_for("the gateway is ready", lambda: _ready(cluster))
     cluster.wait_for_workers(2)
-    late = cluster.ask(prompt)
-    assert late.headers["x-headwater-worker"] == first.headers["x-headwater-worker"]
-    assert int(late.headers["x-headwater-matched-tokens"]) > 0
+    assert _known(cluster.ask(prompt))
+
+
+def _known(answer: httpx.Response) -> bool:
+    """The gateway expected cached tokens, and the worker had them."""
+    cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return int(answer.headers["x-headwater-matched-tokens"]) > 0 and cached > 0
 
 
 def _ready(project: Project) -> bool:
