@@ -10,7 +10,7 @@ tokenizer, blocks of text; ``tokens``: a byte tokenizer whose segment cache has 
 Two workers without events:
 
     deaf      say ``cached_tokens: 0`` whatever they are sent (a canned answer, as in benchmarks)
-    honest    have room for 200,000 blocks, which is more than they are sent, and say what they hold
+    honest    have room for a million blocks, more than they are sent, and say what they hold
 
 ``--profile SIZE`` prints where the time goes, by function, instead of the table.
 """
@@ -61,7 +61,7 @@ from shared.types import Epoch, RequestId, WorkerId  # noqa: E402
 
 SIZES = {"100B": 100, "8K": 8 << 10, "32K": 32 << 10, "128K": 128 << 10}
 STAGES = ("parse", "keys", "work", "decide", "begin", "first", "finish", "tell")
-BLOCKS_HELD = 200_000
+BLOCKS_HELD = 1_000_000
 ROUTE = "/v1/chat/completions"
 
 
