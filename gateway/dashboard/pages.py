@@ -47,11 +47,14 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-store"),
 ]
+_HERE = Path(__file__).parent
+_STYLE = "../report/templates/names.css static/app.css"
+"""Colours and patterns are those of the report."""
 _FILES = {
-    PAGE: ("index.html", "text/html; charset=utf-8"),
-    f"{PAGE}/": ("index.html", "text/html; charset=utf-8"),
-    f"{PAGE}/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    f"{PAGE}/app.css": ("app.css", "text/css; charset=utf-8"),
+    PAGE: ("static/index.html", "text/html; charset=utf-8"),
+    f"{PAGE}/": ("static/index.html", "text/html; charset=utf-8"),
+    f"{PAGE}/app.js": ("static/app.js", "text/javascript; charset=utf-8"),
+    f"{PAGE}/app.css": (_STYLE, "text/css; charset=utf-8"),
 }
 
 
@@ -70,9 +73,9 @@ class Dashboard:
         """What each worker has served."""
         self._router, self._live, self._recent = router, live, recent
         self._clock = clock
-        folder = Path(__file__).parent / "static"
         self._files = {
-            path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()
+            path: (b"".join((_HERE / name).read_bytes() for name in names.split()), kind)
+            for path, (names, kind) in _FILES.items()
         }
         self._state = b""
         self._made = -FRESH_S
