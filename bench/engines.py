@@ -58,15 +58,23 @@ FLEETS: dict[str, dict[str, Any]] = {
     "sglang, no events": {"engine": "sglang", "events": False},
     "llamacpp": {"engine": "llamacpp", "slots": 8},
     "tgi": {"engine": "tgi"},
+    "any OpenAI server": {"engine": "vllm", "events": False},
+    "any OpenAI server, mute": {"engine": "vllm", "events": False, "report": False},
 }
+PLAIN = "any OpenAI server"
+"""Fleets whose names begin so are told to the gateway as servers of no known make."""
 
 
-def settings_of(fleet: list[Emulator], tokenizer: Path, **more: Any) -> GatewayConfig:
-    """A gateway in front of a fleet."""
+def settings_of(
+    fleet: list[Emulator], tokenizer: Path, *, plain: bool = False, **more: Any
+) -> GatewayConfig:
+    """A gateway in front of a fleet; ``plain``: which does not know its make."""
     static = []
     for emulator in fleet:
         told: dict[str, Any] = {"url": emulator.url}
-        if emulator.settings.engine == "vllm":
+        if plain:
+            told["engine"] = "openai"
+        elif emulator.settings.engine == "vllm":
             publisher = emulator.publisher
             told["events"] = "none" if publisher is None else f"tcp://127.0.0.1:{publisher.port}"
             if publisher is not None and publisher.replay_port:
@@ -224,7 +232,7 @@ async def run_fleet(
     fleet = [Emulator(Settings(model=MODEL, **FLEETS[name])) for _ in range(FLEET)]
     for emulator in fleet:
         await emulator.start()
-    gateway = Gateway(settings_of(fleet, tokenizer))
+    gateway = Gateway(settings_of(fleet, tokenizer, plain=name.startswith(PLAIN)))
     tally = Tally()
     try:
         await gateway.start()
