@@ -98,7 +98,7 @@ def test_a_run_is_summed_up() -> None:
         done(prompt_tokens=50, worker="b", output_tokens=20),
         done(ttft_s=None, error="status 503: b''"),
     ]
-    run = run_of("cost", requests, 2.0, Client(0.1, 0.001))
+    run = run_of("cost", requests, 2.0, Client.of(0.1, 0.001))
     assert (run.requests, run.errors, run.first_error) == (4, 1, "status 503: b''")
     assert run.hit_rate == 0.4  # who does not report is not taken for a miss
     assert (run.requests_per_s, run.output_tokens_per_s) == (1.5, 20.0)
@@ -109,8 +109,8 @@ def test_a_run_is_summed_up() -> None:
 
 
 def test_what_is_told_of_a_run() -> None:
-    slow = run_of("", [done()], 1.0, Client(0.95, 0.001))
-    failed = run_of("", [done(error="x")], 1.0, Client(0.1, 0.001))
+    slow = run_of("", [done()], 1.0, Client.of(0.95, 0.001))
+    failed = run_of("", [done(error="x")], 1.0, Client.of(0.1, 0.001))
     kept = {"url": "u", "model": "m", "seed": 1, "concurrency": 8, "rate": None}
     result = BenchResult(workload="rag", runs=[slow, failed], **kept)
     shown = to_text(result, before=result, colour=False)
