@@ -72,7 +72,8 @@ class Block:
 
 
 def _unclosed(text: str) -> bool:
-    return text.count("'") % 2 == 1
+    bare = re.sub(r"(^|\s)#.*", "", text, flags=re.MULTILINE)
+    return bare.count("'") % 2 == 1
 
 
 @cache
