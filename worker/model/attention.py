@@ -82,7 +82,7 @@ def _attend(
     """Attention of one span; ``query`` ``[Hq, n, D]``."""
     window = layer.spec.window
     first = 0 if window is None else max(0, span.start - window + 1)
-    key, value = span.kv(layer.keys, first), span.kv(layer.values, first)
+    key, value = span.kv(layer, first)
     windowed = window is not None and span.end > window
     if softcap is not None:
         mask = _lower_right(span.length, key.shape[1], window, query.device)

@@ -32,13 +32,14 @@ class Span:
         """Tokens of the sequence once this step is done."""
         return self.start + self.length
 
-    def kv(self, cache: Tensor, first: int = 0) -> Tensor:
-        """Keys or values of positions ``first .. end``: ``[heads, end-first, dim]``."""
+    def kv(self, layer: LayerKv, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions ``first .. end``: ``[heads, end-first, dim]``."""
         if isinstance(self.slots, slice):
-            return cache[:, self.slots.start + first : self.slots.stop]
+            part = slice(self.slots.start + first, self.slots.stop)
+            return layer.keys[:, part], layer.values[:, part]
         if self.slots is None:
             raise ValueError("the KV of this span is not laid out")
-        return cache.index_select(1, self.slots[first:])
+        return layer.gather(self.slots[first:])
 
 
 class Decodes:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from worker.model.cpu_compile import NoCpuKernels, open_library
 from worker.model.cpu_native import NativeProduct, address_of
+from worker.model.hugepages import Arena
 
 _SOURCE = Path(__file__).with_name("cpu_int8.c")
 LEVELS = 127
@@ -57,13 +58,14 @@ class Int8Kernel:
         self._panel: int = library.headwater_int8_panel()
         self._function = address_of(self._linear)
         self._threads = threads
+        self._arena = Arena()
 
     def pack(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> PackedInt8:
         """``weight`` int8 ``[outputs, inputs]``; ``scales`` and ``bias`` float32 ``[outputs]``."""
         outputs, inputs = weight.shape
         plain = weight.contiguous()
         width = -(-outputs // self._panel) * self._panel
-        packed = torch.zeros(width * (-(-inputs // 4) * 4), dtype=torch.int8)
+        packed = self._arena.empty(width * (-(-inputs // 4) * 4), torch.int8).zero_()
         offsets = torch.zeros(width, dtype=torch.int32)
         padded = torch.zeros(2, width)
         padded[0, :outputs] = scales

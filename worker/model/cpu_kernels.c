@@ -123,13 +123,13 @@ void headwater_norm(const float *x, int64_t x_stride, const float *weight, float
 }
 
 /* cache[head][slot[t]][dim] = new[head][t][dim], with the strides of `new` */
-void headwater_store(float *cache, int64_t slots, const float *new, int64_t head_stride,
-                     int64_t row_stride, const int64_t *slot, int64_t rows, int64_t heads,
-                     int64_t dim) {
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t t = 0; t < rows; t++)
-            memcpy(cache + (h * slots + slot[t]) * dim, new + h * head_stride + t * row_stride,
-                   (size_t)dim * sizeof(float));
+void headwater_store(float *cache, int64_t slot_stride, int64_t cache_head_stride, const float *new,
+                     int64_t head_stride, int64_t row_stride, const int64_t *slot, int64_t rows,
+                     int64_t heads, int64_t dim) {
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t h = 0; h < heads; h++)
+            memcpy(cache + slot[t] * slot_stride + h * cache_head_stride,
+                   new + h * head_stride + t * row_stride, (size_t)dim * sizeof(float));
 }
 
 #define STRETCH 512

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.model.cpu_native import NativeProduct, address_of
+from worker.model.hugepages import Arena
 from worker.model.kvcache import LayerKv, LayerSpec
 
 _LANE, _MOST_DIM, _MOST_GROUP = 16, 256, 8
@@ -48,7 +49,7 @@ class CpuKernels:
         pointer, number, threaded = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._decode = attention.headwater_decode
         self._decode.argtypes = [
-            *(pointer, number, pointer, pointer, number, pointer, pointer, pointer),
+            *(pointer, number, pointer, pointer, number, number, pointer, pointer, pointer),
             *([number] * 5),
             *(ctypes.c_float, threaded),
         ]
@@ -66,20 +67,24 @@ class CpuKernels:
         ]
         self._norm.restype = None
         self._store = library.headwater_store
-        self._store.argtypes = [pointer, number, pointer, number, number, pointer, *([number] * 3)]
+        self._store.argtypes = [
+            *(pointer, number, number, pointer, number, number, pointer),
+            *([number] * 3),
+        ]
         self._store.restype = None
         self._argmax = library.headwater_argmax
         self._argmax.argtypes = [pointer, number, number, number, pointer, pointer]
         self._argmax.restype = None
         library.headwater_panel.restype = number
         self._panel: int = library.headwater_panel()
+        self._arena = Arena()
         self.threads = threads
 
     def pack(self, weight: Tensor) -> Tensor:
         """``weight`` ``[outputs, inputs]``, float32, in the form that :meth:`linear` reads."""
         outputs, inputs = weight.shape
         plain = weight.contiguous()
-        packed = torch.empty(-(-outputs // self._panel) * self._panel * inputs)
+        packed = self._arena.empty(-(-outputs // self._panel) * self._panel * inputs, torch.float32)
         self._pack(plain.data_ptr(), packed.data_ptr(), outputs, inputs)
         return packed
 
@@ -145,7 +150,8 @@ class CpuKernels:
             part = new if new.stride(2) == 1 else new.contiguous()
             self._store(
                 cache.data_ptr(),
-                cache.shape[1],
+                cache.stride(1),
+                cache.stride(0),
                 part.data_ptr(),
                 part.stride(0),
                 part.stride(1),
@@ -167,9 +173,10 @@ class CpuKernels:
         )
 
     def attend(self, query: Tensor, layer: LayerKv, runs: Runs, out: Tensor, scale: float) -> None:
-        """``query`` and ``out`` ``[n, Hq, D]``, each row in one piece."""
+        """``query`` and ``out`` ``[n, Hq, D]``, each row in one piece; keys and values of a layer
+        have the same strides, and each head of a slot is in one piece."""
         n, heads, dim = query.shape
-        kv_heads, slots, _ = layer.keys.shape
+        kv_heads = layer.keys.shape[0]
         if query.stride()[1:] != (dim, 1):
             query = query.contiguous()
         failed = self._decode(
@@ -177,7 +184,8 @@ class CpuKernels:
             query.stride(0),
             layer.keys.data_ptr(),
             layer.values.data_ptr(),
-            slots,
+            layer.keys.stride(1),
+            layer.keys.stride(0),
             runs.slots.data_ptr(),
             runs.first.data_ptr(),
             out.data_ptr(),

@@ -46,16 +46,8 @@ INLINE vec largest_of(vec v) {
     return larger(v, __builtin_shufflevector(v, v, TURN_1));
 }
 
-/* exp, relative error about 1e-7; at most 88, and below -87 it is 0 for all purposes */
-INLINE vec exp_of(vec x) {
-    const vec lowest = (vec){} - 87.0f, highest = (vec){} + 88.0f;
-    ivec low = x < lowest, high = x > highest; /* false for what is not a number, and stays so */
-    x = (vec)(((ivec)lowest & low) | ((ivec)highest & high) | ((ivec)x & ~(low | high)));
-    /* to the nearest whole number: at this size the last bits of the sum are those of 1 */
-    const vec shifter = (vec){} + 12582912.0f;
-    vec n = (x * 1.44269504088896341f + shifter) - shifter;
-    ivec whole = __builtin_convertvector(n, ivec);
-    vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+/* exp(r) * 2^whole for |r| up to ln(2) / 2 */
+INLINE vec exp_of_rest(vec r, ivec whole) {
     vec p = (vec){} + 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -64,6 +56,25 @@ INLINE vec exp_of(vec x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     return p * (vec)((whole + 127) << 23);
+}
+
+/* exp, relative error about 1e-7; at most 88, and below -87 it is 0 for all purposes */
+INLINE vec exp_of(vec x) {
+    const vec lowest = (vec){} - 87.0f, highest = (vec){} + 88.0f;
+    ivec low = x < lowest, high = x > highest; /* false for what is not a number, and stays so */
+    x = (vec)(((ivec)lowest & low) | ((ivec)highest & high) | ((ivec)x & ~(low | high)));
+    /* to the nearest whole number: at this size the last bits of the sum are those of 1 */
+    const vec shifter = (vec){} + 12582912.0f;
+    vec n = (x * 1.44269504088896341f + shifter) - shifter;
+    return exp_of_rest((x - n * 0.693359375f) + n * 2.12194440e-4f, __builtin_convertvector(n, ivec));
+}
+
+/* exp of what is not above 0, as exp_of; what is not a number stays so. */
+INLINE vec exp_below(vec x) {
+    x = larger((vec){} - 87.0f, x);
+    const vec shifter = (vec){} + 12582912.0f;
+    const vec shifted = x * 1.44269504088896341f + shifter, n = shifted - shifter;
+    return exp_of_rest((x - n * 0.693359375f) + n * 2.12194440e-4f, __builtin_convertvector(n, ivec));
 }
 
 #endif

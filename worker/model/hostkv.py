@@ -31,9 +31,9 @@ class HostKv:
             .transpose(0, 1)
             .view(torch.uint8)
             for layer in pool.layers.values()
-            for tensor in (layer.keys, layer.values)
+            for tensor in layer.memory()
         ]
-        """Per tensor of the pool a view ``[blocks, kv_heads, block_size, bytes]``."""
+        """Per tensor of the pool a view ``[blocks, heads, block_size, bytes]``."""
         width = sum(part[0].numel() for part in self._parts)
         self._pinned = device.type == "cuda"
         self._device = device

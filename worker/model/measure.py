@@ -17,6 +17,7 @@ from worker.config import WorkerConfig
 from worker.drive import NO_TIME, Meter, Spent
 from worker.model.batch import StepBatch
 from worker.model.fetch import Progress
+from worker.model.hugepages import huge_empty
 from worker.model.kvcache import KvPool
 from worker.model.recorded import Recorder, Step
 from worker.model.runner import TorchRunner
@@ -173,8 +174,15 @@ def _weights(module: nn.Module) -> int:
 
 
 def read_bandwidth(device: torch.device, meter: Meter = "wall", repeats: int = 5) -> float:
-    """Bytes a second that this many threads read from memory: the best of a sum and a product."""
-    data = torch.ones(READ_BYTES // 4 // 1024, 1024, device=device)
+    """Bytes a second that this many threads read from memory: the best of a sum and a product.
+
+    On a CPU the memory lies in large pages, as weights and KV do.
+    """
+    shape = (READ_BYTES // 4 // 1024, 1024)
+    if device.type == "cpu":
+        data = huge_empty(shape, torch.float32).fill_(1.0)
+    else:
+        data = torch.ones(shape, device=device)
     vector = torch.ones(1024, device=device)
     best = min(
         _fastest(data.sum, device, meter, repeats),

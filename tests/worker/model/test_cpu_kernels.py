@@ -19,7 +19,7 @@ from worker.config import ModelConfig
 from worker.model import cpu_compile
 from worker.model.cpu_compile import NoCpuKernels, load_cpu_kernels
 from worker.model.cpu_kernels import CpuKernels, runs_of
-from worker.model.kvcache import LayerKv, LayerSpec
+from worker.model.kvcache import KvPool, LayerKv, LayerSpec
 from worker.model.packed import KernelNorm, PackedLinear, pack_linears, replace_norms
 from worker.model.runner import TorchRunner
 from worker.model.speedups import takes_decodes, with_cpu_kernels
@@ -31,8 +31,14 @@ TAKEN = ("llama", "qwen2", "mistral", "phi3", "gpt_neox", "opt")
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> CpuKernels:
-    return load_cpu_kernels(tmp_path_factory.mktemp("kernels"), 1)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of these tests find what one of them compiled."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="module")
+def kernels(folder: Path) -> CpuKernels:
+    return load_cpu_kernels(folder, 1)
 
 
 def packed_twin(plain: nn.Linear, kernels: CpuKernels) -> nn.Module:
@@ -259,6 +265,30 @@ def test_the_kernel_attends_to_scattered_blocks_and_windows(
             )
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_kernel_reads_the_pool_as_it_is_laid_out(threads: int, folder: Path) -> None:
+    """Beside one another in the pool, or each a tensor: the same to the last bit."""
+    spec, module = LayerSpec(3, 64, 64, torch.float32, None), nn.Identity()
+    layer = KvPool({module: spec}, 60, 16, torch.device("cpu")).layers[module]
+    assert layer.values.data_ptr() - layer.keys.data_ptr() == 64 * 4
+    keys, values = (torch.randn(3, 61 * 16, 64) for _ in range(2))
+    layer.write(torch.arange(61 * 16), keys, values)
+    some = torch.tensor([700, 3, 4, 3])
+    for found, wanted in zip(layer.gather(some), (keys, values), strict=True):
+        assert torch.equal(found, wanted[:, some])
+    blocks = Random(5).sample(range(60), 60)
+    lengths = [1, 65, 64, 3, 200, 17, 128, 9, 300]  # short before long, and the other way round
+    tables = [(tuple(blocks[4 * i : 4 * i + 19]), n) for i, n in enumerate(lengths)]
+    query = torch.randn(len(tables), 9, 64)
+    kernels = load_cpu_kernels(folder, threads)
+    for some in (tables, tables[:1], tables[3:5]):
+        outs = [torch.empty(len(some), 9, 64) for _ in range(2)]
+        runs = runs_of(some, 16, None)
+        for out, kv in zip(outs, (layer, LayerKv(spec, keys, values)), strict=True):
+            kernels.attend(query[: len(some)], kv, runs, out, 0.125)
+        assert torch.equal(*outs)
+
+
 def test_what_is_no_number_stays_visible(kernels: CpuKernels) -> None:
     keys, values = torch.zeros(1, 32, 16), torch.ones(1, 32, 16)
     keys[0, 5] = torch.nan
@@ -269,7 +299,7 @@ def test_what_is_no_number_stays_visible(kernels: CpuKernels) -> None:
     assert out[1].eq(1).all()
 
 
-def test_several_threads_give_the_same(tmp_path: Path, kernels: CpuKernels) -> None:
+def test_several_threads_give_the_same(folder: Path, kernels: CpuKernels) -> None:
     draw = torch.Generator().manual_seed(1)
     keys, values = (torch.randn(3, 640, 64, generator=draw) for _ in range(2))
     layer = LayerKv(LayerSpec(3, 64, 64, torch.float32, None), keys, values)
@@ -277,7 +307,7 @@ def test_several_threads_give_the_same(tmp_path: Path, kernels: CpuKernels) -> N
     runs = runs_of([(tuple(range(i, i + 30)), 470) for i in range(9)], 16, None)
     one, two = torch.empty_like(query), torch.empty_like(query)
     kernels.attend(query, layer, runs, one, 0.125)
-    load_cpu_kernels(tmp_path, 2).attend(query, layer, runs, two, 0.125)
+    load_cpu_kernels(folder, 2).attend(query, layer, runs, two, 0.125)
     assert torch.equal(one, two)
 
 
@@ -303,7 +333,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("source", "right", "wrong"),
     [
-        ("_ATTENTION", "acc[g][i] / total[g]", "acc[g][i] * 1.001f / total[g]"),
+        ("_ATTENTION", "lanes + i] / total", "lanes + i] * 1.001f / total"),
         ("_SOURCE", "sum[m][i] += factor * weight[i]", "sum[m][i] -= factor * weight[i]"),
         ("_SOURCE", "n < outputs ? w[n", "n + 1 < outputs ? w[n"),
     ],
