@@ -17,7 +17,8 @@ from random import Random
 import numpy as np
 
 from gateway.index.cells import DELETED, WIDTH, Cells, Keys, Places, as_key, as_keys
-from gateway.index.holdings import Holdings, Slot
+from gateway.index.holdings import Holdings
+from gateway.index.slots import Slot
 
 _CHUNKS = (16, 240, 4096)
 """Keys probed first, then, then at a time; the first ones one by one."""

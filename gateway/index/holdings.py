@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, repeat
 from random import Random
 
+from gateway.index.slots import Slot, Walk, by_mask
 from shared.types import WorkerId
 
 _CHUNKS = (16, 240)
@@ -24,27 +24,6 @@ _SAMPLES = 8
 """Random keys looked at to find one to drop."""
 _INTERNED_MAX = 1_000_000
 _WORTH_SHRINKING = 1024
-
-
-@dataclass(slots=True)
-class Slot:
-    """Contents of one incarnation of a worker."""
-
-    worker: WorkerId
-    index: int
-    bit: int
-    count: int = 0
-    """Keys held."""
-
-
-@dataclass(slots=True)
-class _Walk:
-    """A walk through the table on behalf of slots that were given up."""
-
-    slots: list[Slot]
-    bits: int
-    keys: Iterator[int]
-    """Those that are left; a key that came later has none of the bits."""
 
 
 class Holdings:
@@ -64,7 +43,7 @@ class Holdings:
         before it."""
         self._free: list[int] = []
         self._dying: list[Slot] = []
-        self._walk: _Walk | None = None
+        self._walk: Walk | None = None
         self._deck: list[int] = []
         """Keys that may be drawn to be dropped, some of them gone already."""
         self.entries = 0
@@ -114,7 +93,7 @@ class Holdings:
         added, kept = -len(table), self._live | self._lower
         masks = list(map(table.setdefault, wanted, repeat(bit)))
         added += len(table)
-        for mask, group in _by_mask(wanted, masks, besides=bit):
+        for mask, group in by_mask(wanted, masks, besides=bit):
             if not mask & bit:
                 both = mask & kept | bit
                 table.update(dict.fromkeys(group, interned.setdefault(both, both)))
@@ -136,7 +115,7 @@ class Holdings:
         wanted, gone = keys if isinstance(keys, list) else list(keys), len(table)
         masks = list(map(table.pop, wanted, repeat(0)))
         gone -= len(table)
-        for mask, group in _by_mask(wanted, masks, besides=bit):
+        for mask, group in by_mask(wanted, masks, besides=bit):
             rest = mask & ~bit
             if rest:  # 0: it was not there
                 table.update(dict.fromkeys(group, interned.setdefault(rest, rest)))
@@ -298,12 +277,12 @@ class Holdings:
         if not all(self._table.values()):
             raise AssertionError("a key without holders is kept")
 
-    def _begin_walk(self) -> _Walk:
+    def _begin_walk(self) -> Walk:
         slots, self._dying = self._dying, []
         bits = sum(slot.bit for slot in slots)
         if not any(slot.count for slot in slots):
-            return _Walk(slots, bits, iter(()))
-        return _Walk(slots, bits, iter(list(self._table)))
+            return Walk(slots, bits, iter(()))
+        return Walk(slots, bits, iter(list(self._table)))
 
     def _clean(self, keys: list[int], bits: int) -> None:
         table = self._table
@@ -323,18 +302,3 @@ class Holdings:
             self._peak = len(self._table)
         if not self._table:
             self._interned.clear()
-
-
-def _by_mask(
-    keys: list[int], masks: list[int], *, besides: int
-) -> Iterable[tuple[int, dict[int, None]]]:
-    """Keys in groups of equal masks, each key once in its group; without those of ``besides``."""
-    kinds = set(masks)
-    kinds.discard(besides)
-    if len(kinds) == 1 and besides not in masks:
-        return [(masks[0], dict.fromkeys(keys))]
-    groups: dict[int, dict[int, None]] = {kind: {} for kind in kinds}
-    for key, mask in zip(keys, masks, strict=True) if kinds else ():
-        if mask != besides:
-            groups[mask][key] = None
-    return groups.items()

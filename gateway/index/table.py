@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gateway.index.base import Applied, Learned, Match
-from gateway.index.holdings import Holdings, Slot
+from gateway.index.holdings import Holdings
+from gateway.index.slots import Slot
 from shared.blocks import GRANULE
 from shared.events import (
     BlocksRemoved,
