@@ -172,6 +172,27 @@ def test_cost_avoids_a_worker_that_fails_and_one_without_memory() -> None:
     assert ranked[1].parts["failure"] > 0
 
 
+@pytest.mark.parametrize(("rate", "odds"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (0.95, 9.0)])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_failure_costs_its_time_and_the_best_of_the_others(
+    rate: float, odds: float, place: int
+) -> None:
+    """However many there are and wherever the shaky one stands among them."""
+    waits = [0.3, 0.1, 0.2]
+    views = [view(f"w{at}", booked_prefill_s=wait) for at, wait in enumerate(waits)]
+    candidates = [Candidate(one, 0) for one in views]
+    sure = {one.candidate.worker.id: one.cost for one in
+            CostPolicy(CostModel()).rank(query(), candidates, Random(0))}  # fmt: skip
+    shaky = view(f"w{place}", booked_prefill_s=waits[place], failure_rate=rate, failure_s=2.0)
+    candidates[place] = Candidate(shaky, 0)
+    ranked = CostPolicy(CostModel()).rank(query(), candidates, Random(0))
+    [found] = [one for one in ranked if one.candidate.worker.id == shaky.id]
+    best = min(cost for name, cost in sure.items() if name != shaky.id)
+    assert found.parts.get("failure", 0.0) == pytest.approx(odds * (2.0 + best))
+    others = [one for one in ranked if one.candidate.worker.id != shaky.id]
+    assert all(one.cost == pytest.approx(sure[one.candidate.worker.id]) for one in others)
+
+
 def test_with_nothing_shared_cost_balances_like_least_loaded() -> None:
     worst = {}
     for policy in ("cost", "least_loaded"):

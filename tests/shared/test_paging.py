@@ -296,3 +296,13 @@ def test_empty_scopes_leave_no_trace() -> None:
         pool.release(store(pool, units("a"), root=str(turn).encode()))
     assert len(pool._tree._roots) <= 2
     assert len(pool._free._largest) <= 100
+
+
+def test_the_smallest_pool_there_can_be() -> None:
+    pool = BlockPool(1, 1)
+    [block] = store(pool, units("a"))
+    assert pool.match(ROOT, units("a")) == [block]
+    assert pool.allocate(1) is None
+    for n_blocks, block_size in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="block"):
+            BlockPool(n_blocks, block_size)
