@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from policykit import query, view
 from routerkit import Rig, failed, ok
 
-from gateway.decision import Route
+from gateway.decision import Overlap, Route
 from gateway.records import Outcome
-from gateway.routing.base import WorkerState
+from gateway.router import _bound
+from gateway.routing.base import Candidate, Scored, WorkerState
 from shared.errors import ModelNotFound, NoCapacity
 from shared.types import WorkerId
 
@@ -235,3 +237,22 @@ def test_prefill_rates_are_learned_from_what_workers_show() -> None:
     assert isinstance(route, Route)
     assert route.worker == "w1"
     assert route.predicted_ttft_s == pytest.approx(0.005 + 641e-3, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("matched", "share"),
+    [
+        ([800], 0.8),
+        ([800, 0, 0], 0.8),
+        ([800, 300, 500], 0.3),
+        ([800, 800], 0.0),
+        ([300, 800], 0.0),
+        ([0, 800], 0.0),
+    ],
+)
+def test_bound_is_what_only_the_chosen_worker_holds(matched: list[int], share: float) -> None:
+    order = tuple(
+        Scored(Candidate(view(f"w{at}"), tokens), 0.0, {}) for at, tokens in enumerate(matched)
+    )
+    route = Route(query(tokens=1000), "cost", order, Overlap(), 0.0, 0.0)
+    assert _bound(route) == pytest.approx(share)
