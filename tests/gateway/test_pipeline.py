@@ -168,6 +168,7 @@ class Bench:
             self.router.set_health(WorkerId(name), True, 0.0, "")
         self.upstream, self.kept, self.now = FakeUpstream(), Kept(), 100.0
         self.suspected: list[WorkerId] = []
+        self.sampled: list[Inbound] = []
         self.registry = CollectorRegistry()
         metrics = PrometheusSink(self.registry, lambda model: model == "m")
         self.pipeline = Pipeline(
@@ -177,6 +178,7 @@ class Bench:
                 upstream=self.upstream,
                 metrics=metrics,
                 sinks=[metrics, self.kept],
+                sample=self.sampled.append,
                 config=config,
                 tenants=Tenants({}, b"", isolate=True),
                 limiter=open_limiter(config, Meters()),
@@ -299,6 +301,14 @@ async def test_a_second_worker_answers_for_the_first() -> None:
     assert client.data == ROLE + delta("a") + STOP + DONE
     assert bench.outcomes() == [(Outcome.UPSTREAM_ERROR, False, 1), (Outcome.OK, True, 2)]
     assert dict(client.headers)["x-headwater-attempts"] == "2"
+
+
+async def test_a_request_is_offered_as_a_sample_once_however_often_it_is_tried() -> None:
+    bench = Bench()
+    bench.upstream.answers = [UpstreamBroken("x"), streamed(ROLE, delta("a"), STOP, DONE)]
+    await bench.chat(stream=True)
+    assert len(bench.outcomes()) == 2
+    assert [json.loads(one.body)["model"] for one in bench.sampled] == ["m"]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429])
