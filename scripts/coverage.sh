@@ -13,5 +13,5 @@ print(",".join(str(path.relative_to(ROOT)) for path in pure_files()))
 ')
 export COVERAGE_FILE=$data
 "$python" -P -m coverage run --branch --include="$pure" -m pytest tests/gateway tests/shared \
-    tests/properties tests/contracts "$@"
+    tests/properties tests/contracts tests/worker "$@"
 "$python" -P -m coverage report --show-missing --skip-covered --sort=cover
