@@ -4,15 +4,16 @@ An engine with four slots queues the fifth request, and answers that are not str
 but their end. How many are served at once is seen, not told: answers that have begun side by side,
 or one that ends before others which came earlier. That more than were seen find a place is likely
 as long as a worker has about as many requests as the others, so nothing is said against the first
-1.25 times the mean and two more (the bound of consistent hashing with bounded loads, Mirrokni,
-Thorup and Zadimoghaddam 2017). The Nth request beyond both then waits
+1.25 times as many as the one with the fewest has, and two more. (Consistent hashing with bounded
+loads compares with the mean; where three of four have all, the mean tells them that all is well.)
+The Nth request beyond both then waits
 
-    S * (N - max(seen, 1.25 * mean + 2)) / seen
+    S * (N - max(seen, 1.25 * fewest + 2)) / seen
 
 N counts those that have shown no token yet: the others have a place. S is how long one request
 takes. By Little's law N requests at a worker with c places take N/c times as long as one, so a
 sample is the time of an attempt, times seen / N where it began as the Nth of more. Nothing is said
-of a worker because of what another one has too much of: where one is buried the mean only rises.
+of a worker because of what another one has too much of.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.routing.base import Candidate
 FEWEST = 4
 """Assumed of every worker from the start."""
 _UNEVEN = 1.25
-"""Times the mean that a worker may have."""
+"""Times the fewest that a worker may have."""
 _FEW = 2.0
 """And so many more."""
 _WEIGHT = 0.05
@@ -37,7 +38,7 @@ def place_waits(candidates: Sequence[Candidate]) -> list[float]:
     requests = [item.worker.requests - item.worker.decoding for item in candidates]
     if max(requests, default=0) < FEWEST:
         return [0.0] * len(requests)
-    ample = _UNEVEN * sum(requests) / len(requests) + _FEW
+    ample = _UNEVEN * min(requests) + _FEW
     return [
         item.worker.service_s
         * max(0.0, count + 1 - max(ample, item.worker.at_once))

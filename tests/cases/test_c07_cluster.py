@@ -36,7 +36,7 @@ async def test_traffic_on_a_cluster(serve, worker_process, tmp_path, kind) -> No
             worker, matched, cached = placed(await ask(two.url, CHAT, body(seed)))
             assert (worker, matched) == (truth[seed], cached)
         # Ten turns of one conversation, by both in turn, stay where they began.
-        messages = [{"role": "user", "content": "C07 " * 100}]
+        messages = [{"role": "user", "content": "C07 " * 1000}]
         homes = set()
         for turn in range(10):
             request = {"model": "fake", "messages": messages, "max_tokens": 4}

@@ -33,12 +33,13 @@ def test_nobody_waits_where_all_have_about_as_many() -> None:
 def test_who_has_far_more_than_the_others_keeps_them_waiting_and_nobody_else_does() -> None:
     buried, *others = waits(40, 2, 2, 2)
     assert others == [0.0] * 3
-    assert buried == pytest.approx((41 - (1.25 * 11.5 + 2)) / 4)
+    assert buried == pytest.approx((41 - (1.25 * 2 + 2)) / 4)
     assert waits(60, 2, 2, 2)[0] > buried
     assert waits(40, 2, 2, 2, service_s=3.0)[0] == pytest.approx(3 * buried)
-    assert waits(40, 2, 2, 2, at_once=8)[0] == pytest.approx(buried / 2)
+    assert waits(40, 2, 2, 2, at_once=8)[0] == pytest.approx((41 - 8) / 8)
     assert waits(40, 2, 2, 2, at_once=41)[0] == 0.0, "so many were served side by side"
     assert waits(60, 22, 22, 22, decoding=20)[0] == pytest.approx(buried), "those have a place"
+    assert min(waits(21, 21, 21, 0)[:3]) > 0.0 == waits(21, 21, 21, 0)[3], "three of four have all"
     assert waits(40, 2, 2, 2, service_s=0.0) == [0.0] * 4, "nothing is known"
 
 

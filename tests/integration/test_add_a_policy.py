@@ -26,7 +26,7 @@ TOML = [text for language, text in BLOCKS if language == "toml"]
 COMMANDS = [
     line.strip()
     for language, text in BLOCKS
-    if not language
+    if language == "sh"
     for line in text.splitlines()
     if "headwater " in line
 ]
