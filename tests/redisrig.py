@@ -9,6 +9,7 @@ Sentinels    a master, a replica and Sentinels that watch them
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 import threading
@@ -244,6 +245,15 @@ def await_true(check: Callable[[], object], within_s: float = 20.0) -> float:
         time.sleep(0.02)
 
 
+def _port_with_bus() -> int:
+    """A free port whose fixed second one, 10,000 above, is free as well."""
+    while True:
+        port = pick_port()
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port + 10_000))
+            return port
+
+
 # --- Cluster -------------------------------------------------------------------------------------
 
 
@@ -257,24 +267,29 @@ class Cluster:
     @classmethod
     def start(cls, directory: Path, kind: str = "newest", *, replicas: bool = False) -> Cluster:
         """Start and join them; returns when all slots are served."""
-        nodes = []
-        for number in range(6 if replicas else 3):
+        nodes: list[RedisServer] = []
+        made = cls(nodes, nodes)
+        try:
+            made._start_nodes(directory, kind, 6 if replicas else 3)
+            made.masters = nodes[:3]
+            made._join()
+        except BaseException:
+            made.stop()
+            raise
+        return made
+
+    def _start_nodes(self, directory: Path, kind: str, count: int) -> None:
+        for number in range(count):
             folder = directory / f"node{number}"
             folder.mkdir(parents=True)
             options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
             options += ("--repl-diskless-sync-delay", "0")
             options += ("--cluster-config-file", str(folder / "nodes.conf"))
             options += ("--cluster-port", str(pick_port())) if kind == "newest" else ()
-            node = RedisServer(kind, folder, options=options)
-            if kind == "oldest":
-                # Its bus port is fixed: port + 10000.
-                while not 1024 < node.port < 55000:
-                    node.port = pick_port()
+            port = pick_port() if kind == "newest" else _port_with_bus()
+            node = RedisServer(kind, folder, port, options)
+            self.nodes.append(node)
             node.start()
-            nodes.append(node)
-        made = cls(nodes, nodes[:3])
-        made._join()
-        return made
 
     def _join(self) -> None:
         first = self.nodes[0]
