@@ -11,7 +11,7 @@ the next of its incarnation, whatever road it took. What cannot be had any more 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -103,8 +103,9 @@ class RankStream:
 
     @property
     def silent_so_far(self) -> bool:
-        """Connected, and nothing has come in this incarnation."""
-        return self.connected and self.position.last < 0 and self.position.live < 0
+        """Connected without a break, and nothing has come in this incarnation."""
+        unbroken = self.connected and not self._cut
+        return unbroken and self.position.last < 0 and self.position.live < 0
 
     async def follow(self) -> AsyncGenerator[Told, None]:
         """Everything that happens on the stream."""
@@ -118,6 +119,8 @@ class RankStream:
                 async for told in self._look_after():
                     yield told
                 if not await socket.poll(POLL_S * 1000):
+                    # Quiet with whom: another process may be there by now.
+                    self._look_at_connection(monitor)
                     yield Told(What.QUIET)
                     continue
                 for _ in range(BURST):
@@ -126,6 +129,8 @@ class RankStream:
                     except zmq.Again:
                         break
                     self._look_at_connection(monitor)
+                    for told in self._cut_over():
+                        yield told
                     async for told in self._live(parts):
                         yield told
                 await asyncio.sleep(0)
@@ -160,17 +165,22 @@ class RankStream:
         now = asyncio.get_running_loop().time()
         if not self.connected or now < self._retry_at:
             return
-        if self._cut and self._replay is None:
-            # Whoever is there now may be another process, and nobody can be asked.
-            self._cut = False
-            self.restart()
-            yield Told(What.RESTARTED, reason="its event connection was cut")
+        for told in self._cut_over():
+            yield told
         if self._replay is None:
             self._begun = True
             return
         if not self._begun or self._cut or now >= self._verify_at:
             async for told in self._fill():
                 yield told
+
+    def _cut_over(self) -> Iterator[Told]:
+        """After a cut whoever is there now may be another process: what it tells is told anew, if
+        nobody can be asked."""
+        if self._cut and self.connected and self._replay is None:
+            self._cut = False
+            self.restart()
+            yield Told(What.RESTARTED, reason="its event connection was cut")
 
     async def _live(self, parts: list[bytes]) -> AsyncGenerator[Told, None]:
         if len(parts) != 3 or len(parts[1]) != 8:
