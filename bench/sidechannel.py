@@ -7,11 +7,12 @@ the victim sends a secret prompt, or another one of the same length; then the sp
 prompt and keeps all that it can see: seconds to its first token, ``cached_tokens``, and the
 predicted match in the headers. For each of these the area under the ROC curve says how well it
 tells the trials apart (0.5: not at all, 1: without error), and a permutation test how likely as
-much would be by chance.
+much would be by chance. With isolation that is done twice, the second time with prompts that begin
+with an approved one (``[tenancy] shared_prompts``), whose blocks all tenants share.
 
-Exit code 1 unless, with isolation, no signal is beyond chance (p < 0.001), and without it every
-signal tells the trials apart (area above 0.9, p < 0.001): a test that sees nothing there would
-prove nothing.
+Exit code 1 unless, with isolation, no signal is beyond chance (p < 0.001) and of the approved
+beginning all full blocks are shared and not one more; and unless, without it, every signal tells
+the trials apart (area above 0.9, p < 0.001): a test that sees nothing there would prove nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
@@ -40,6 +42,9 @@ SHUFFLES = 4000
 BEYOND = 1e-3
 """A result as clear as this is no chance."""
 CLEAR = 0.9
+BLOCK = 16
+APPROVED = "You answer for the shop, in two sentences, and never speak of prices. " * 6
+"""As many tokens as characters."""
 MODELLED = {"HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "150"}
 
 
@@ -127,15 +132,26 @@ async def ask(
     return seconds, float(usage["prompt_tokens_details"]["cached_tokens"]), matched
 
 
-async def spy_on(gateway: GatewayProcess, many: int, seed: int) -> list[Trial]:
-    """So many trials, half of them with the secret."""
+def unshared(trials: Sequence[Trial], begin: str) -> list[str]:
+    """What is wrong with how an approved beginning is shared. Pure."""
+    full = len(begin) // BLOCK * BLOCK
+    seen = sorted({one.cached_tokens for one in trials})
+    print(f"  of {len(begin)} approved tokens are shared: {seen}", flush=True)
+    return [] if seen == [full] else [f"of {len(begin)} approved tokens {seen} are shared"]
+
+
+async def spy_on(gateway: GatewayProcess, many: int, seed: int, begin: str = "") -> list[Trial]:
+    """So many trials, half of them with the secret; all prompts begin with ``begin``."""
     rng = random.Random(seed)
     coins = [number % 2 == 0 for number in range(many)]
     rng.shuffle(coins)
     trials = []
     async with aiohttp.ClientSession() as session:
+        for _ in range(3):  # what all share, if anything, is there before the first trial
+            await ask(session, gateway.url, "victim", begin + prompt(rng))
+            await asyncio.sleep(0.5)
         for sent in coins:
-            secret, other = prompt(rng), prompt(rng)
+            secret, other = begin + prompt(rng), begin + prompt(rng)
             await ask(session, gateway.url, "victim", secret if sent else other)
             await asyncio.sleep(0.1)  # for events to be known: the spy's best case
             trials.append(Trial(sent, *await ask(session, gateway.url, "spy", secret)))
@@ -147,22 +163,36 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=60)
     options = parser.parse_args()
-    wrong: list[str] = []
-    env = {"HEADWATER_LISTEN__API_KEYS": ",".join(KEYS.values())}
-    async with lab(1, lambda server: server.url, speed=MODELLED) as it:
-        for isolation in ("auto", "off"):
-            more = {"HEADWATER_TENANCY__ISOLATION": isolation}
-            gateway = await asyncio.to_thread(
-                lambda more=more: it.launch_gateway(redis=it.redis.url, env={**env, **more})
-            )
-            await asyncio.to_thread(gateway.await_exact, 1, 60)
-            print(f"isolation {isolation}, {options.trials} trials", flush=True)
-            trials = await spy_on(gateway, options.trials, seed=len(isolation))
-            wrong += verdict(trials, isolated=isolation == "auto")
-            gateway.stop()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "approved.json"
+        file.write_text(json.dumps({"prompt": APPROVED}))
+        wrong = await try_all(options.trials, str(file))
     for line in wrong:
         print(f"FAULT {line}")
     return 1 if wrong else 0
+
+
+async def try_all(many: int, approved: str) -> list[str]:
+    """What is wrong in any of the settings; ``approved``: a file with ``APPROVED``."""
+    wrong: list[str] = []
+    keys = {"HEADWATER_LISTEN__API_KEYS": ",".join(KEYS.values())}
+    async with lab(1, lambda server: server.url, speed=MODELLED) as it:
+        for isolation, begin in (("auto", ""), ("auto", APPROVED), ("off", "")):
+            env = {**keys, "HEADWATER_TENANCY__ISOLATION": isolation}
+            if begin:
+                env["HEADWATER_TENANCY__SHARED_PROMPTS"] = approved
+            gateway = await asyncio.to_thread(
+                lambda env=env: it.launch_gateway(redis=it.redis.url, env=env)
+            )
+            await asyncio.to_thread(gateway.await_exact, 1, 60)
+            what = ", behind an approved beginning" if begin else ""
+            print(f"isolation {isolation}{what}, {many} trials", flush=True)
+            trials = await spy_on(gateway, many, len(isolation), begin)
+            wrong += verdict(trials, isolated=isolation == "auto")
+            if begin:
+                wrong += unshared(trials, begin)
+            gateway.stop()
+    return wrong
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from gateway.accesslog import open_access_log
 from gateway.admin import Admin
 from gateway.app import App, Readiness
+from gateway.approved import read_approved
 from gateway.config import GatewayConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
@@ -106,7 +107,12 @@ class Gateway:
         self.upstream = open_upstream(config, reachable := Reachable())
         timeouts = Timeouts(config.workers.connect_timeout_s, config.workers.idle_timeout_s)
         bundles = WorkerBundles(self.router, self.upstream, timeouts, config.workers.api_key)
-        self.prompts = Prompts(config.render, config.deployment.hash_key, bundles)
+        self.prompts = Prompts(
+            config.render,
+            config.deployment.hash_key,
+            bundles,
+            read_approved(config.tenancy.shared_prompts),
+        )
         self.feeds = Feeds(
             self.router,
             config,
@@ -256,6 +262,8 @@ class Gateway:
             missing = self.prompts.missing(profile)
             if missing is not None:
                 notes.append(f"{model}: {missing}")
+            if self._tenants.isolating:
+                notes += [f"{model}: {fault}" for fault in self.prompts.unshared(profile)]
         return Readiness(ready, reasons, notes)
 
     async def reload(self, wanted: GatewayConfig) -> Changes:
@@ -278,6 +286,7 @@ class Gateway:
             if context is not None:
                 load_pair(context, "listen", config.listen.tls_cert, config.listen.tls_key)
         self._tenants = open_tenants(config)
+        await self.prompts.approve(read_approved(config.tenancy.shared_prompts))
         self._limiter.away = config.tenancy.without_redis
         self._keep_out_unfit(config)
         self.pipeline.reconfigure(config, self._tenants)

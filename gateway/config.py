@@ -282,6 +282,13 @@ class TenancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "refuse = no request goes there; allow = tenants share that engine's cache."
         ),
     ] = "refuse"
+    shared_prompts: Annotated[
+        tuple[str, ...],
+        doc(
+            "Files of approved system prompts: tenants share their blocks and nothing behind them, "
+            "where all workers of a model are our own."
+        ),
+    ] = ()
     requests_per_minute: Annotated[
         NonNegative, doc("Of a tenant without a limit of its own; 0 = no limit.")
     ] = 0.0

@@ -87,6 +87,8 @@ class ModelProfile:
     adapter: str = ""
     """Scope of the adapter that answers to the name; empty: the model itself does. Of several
     revisions it is the one that most workers have: the others' caches count as empty."""
+    shares_prefixes: bool = False
+    """All its workers can let a salt enter behind an approved beginning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,7 @@ class Fleet:
             min_block_size=min(member.info.block_size for member in members),
             max_model_len=0 if 0 in lengths else max(lengths),
             adapter=adapter,
+            shares_prefixes=all(member.info.shares_prefixes for member in members),
         )
 
     def may_eject(self, member: Member, now: float) -> bool:

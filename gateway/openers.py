@@ -9,6 +9,7 @@ from random import Random
 from secrets import token_hex
 
 from gateway.admin import Report, check_token
+from gateway.approved import read_approved
 from gateway.config import GatewayConfig, LedgerConfig, ListenConfig, WorkersConfig
 from gateway.discovery.allowed import CheckedResolver, Reachable
 from gateway.discovery.static import static_listing
@@ -42,6 +43,7 @@ def check_config(config: GatewayConfig) -> None:
     all_policies(config.routing)
     static_listing(config.workers)
     _check_engines(config)
+    read_approved(config.tenancy.shared_prompts)
     make_sources(config.discovery, clock=time.monotonic, rng=Random())
     if config.ledger.decisions and not config.ledger.trace:
         raise ConfigError("ledger.decisions", True, "needs [ledger] trace, beside which they lie")

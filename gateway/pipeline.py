@@ -44,7 +44,7 @@ from gateway.telemetry import PrometheusSink, RecordSink
 from gateway.tenancy import Tenants
 from gateway.upstream import Timeouts, Upstream, UpstreamError, UpstreamTimeout
 from gateway.work import Work
-from shared import openai
+from shared import openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
 from shared.jsonsplice import Edit, apply, set_member
 from shared.openai import GenerateRequest, RouteKind, Usage
@@ -249,6 +249,8 @@ class Pipeline:
         """One attempt; None if the client has an answer (be it one that ends in an error event)."""
         assert item.lease is not None
         headers = item.headers if item.trace is None else item.trace.outgoing(item.headers)
+        if item.shared and engine(item.lease.engine).salting is Salting.TAIL:
+            headers = [*headers, (sharedprefix.HEADER, item.shared)]
         call = self._upstream.open(
             item.lease.url, item.path, headers, self._body(item), timeouts=self._timeouts
         )
@@ -281,7 +283,7 @@ class Pipeline:
         edits: list[Edit] = []
         if item.request is not None and lease.worker in self._recalling:
             edits += adapter.edits(item.body, recall=True)
-        if item.salt and adapter.salting is Salting.ROOT:
+        if item.salt and adapter.salting is not Salting.NONE:
             edits += set_member(item.body, "cache_salt", msgspec.json.encode(item.salt))
         return apply(item.body, edits) if edits else item.body
 

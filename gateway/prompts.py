@@ -17,15 +17,17 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from gateway.approved import Approvals, Beginning
 from gateway.config import RenderConfig
 from gateway.decision import ModelProfile
 from gateway.router import Router
 from gateway.upstream import Timeouts, Upstream, UpstreamError
-from shared.blocks import Scope
+from shared.blocks import SaltPoint, Scope
 from shared.bundle import TokenizerBundle, decode_bundle, load_bundle
 from shared.errors import HeadwaterError
-from shared.openai import GenerateRequest
+from shared.openai import GenerateRequest, own_salt
 from shared.render import Renderer
+from shared.sharedprefix import SharedPrefix
 from shared.textchain import TextChain
 from shared.types import BlockKey
 
@@ -56,6 +58,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Scope of the adapter that is asked."""
     plain_keys: Sequence[BlockKey] = ()
     """Keys without the request's cache salt; empty if it has none."""
+    shared: str = ""
+    """For workers of ours: the approved beginning behind which the salt enters; empty: none."""
 
 
 class BundleSource(Protocol):
@@ -120,9 +124,12 @@ class Prompts:
         config: RenderConfig,
         hash_key: bytes,
         source: BundleSource,
+        approved: tuple[Beginning, ...] = (),
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._hash_key, self._source, self._clock = config, hash_key, source, clock
+        self._approvals = Approvals(approved, clock)
         self._log = structlog.get_logger("headwater.prompts")
         self._renderers: dict[str, Renderer] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -145,19 +152,53 @@ class Prompts:
             self.want(profile)
             return Prompt(adapter=profile.adapter)
         begun = self._clock()
-        root = self._root(profile, request.cache_salt or "")
+        root = self._root(profile, "")
         if renderer.new_text_bytes(request) > self._config.offload_bytes:
             loop = asyncio.get_running_loop()
             chain = await loop.run_in_executor(self._threads, renderer.chain, request, root)
         else:
             chain = renderer.chain(request, root)
-        plain: Sequence[BlockKey] = ()
+        hash_s, plain, shared = chain.hash_s, chain, ""
         if request.cache_salt:  # the text is in the segment cache now: this only hashes
-            plain = renderer.chain(request, self._root(profile, "")).keys
+            salt = self._root(profile, request.cache_salt)
+            found = self._approved(request, profile, plain.token_bytes)
+            if found and isinstance(renderer, Renderer):
+                chain = renderer.chain(request, root, SaltPoint(len(found) // 4, salt))
+                shared = SharedPrefix.of(self._hash_key, root, found).text
+            else:
+                chain = renderer.chain(request, salt)
+            hash_s += chain.hash_s
         seconds = self._clock() - begun
-        hash_s = min(seconds, chain.hash_s) if profile.tokenizer else seconds
-        tokens = chain.n_tokens
-        return Prompt(chain.keys, tokens, seconds - hash_s, hash_s, profile.adapter, plain)
+        hash_s = min(seconds, hash_s) if profile.tokenizer else seconds
+        return Prompt(
+            keys=chain.keys,
+            n_tokens=chain.n_tokens,
+            seconds=seconds - hash_s,
+            hash_s=hash_s,
+            adapter=profile.adapter,
+            plain_keys=plain.keys if chain is not plain else (),
+            shared=shared,
+        )
+
+    def _approved(self, request: GenerateRequest, profile: ModelProfile, tokens: bytes) -> bytes:
+        """The beginning that tenants share. A client that sent a salt of its own shares none."""
+        if not profile.shares_prefixes or own_salt(request):
+            return b""
+        return self._approvals.find(profile.tokenizer, tokens)
+
+    async def approve(self, approved: tuple[Beginning, ...]) -> None:
+        """Other beginnings are approved from now on."""
+        self._approvals.replace(approved)
+        await self._reckon()
+
+    async def _reckon(self) -> None:
+        for name, renderer in list(self._renderers.items()):
+            if self._approvals.due(name, renderer):
+                await asyncio.to_thread(self._approvals.reckon, name, renderer)
+
+    def unshared(self, profile: ModelProfile) -> tuple[str, ...]:
+        """Why what is approved is not shared by this model's tenants."""
+        return self._approvals.faults(profile.tokenizer, able=profile.shares_prefixes)
 
     def _root(self, profile: ModelProfile, salt: str) -> bytes:
         """First state of the hash chain; kept for the usual case without a salt."""
@@ -189,6 +230,7 @@ class Prompts:
                 profile = router.profile(model)
                 if profile is not None:
                     self.want(profile)
+            await self._reckon()
             await asyncio.sleep(WATCH_S)
 
     def renderer(self, tokenizer: str) -> Renderer | None:
@@ -225,6 +267,7 @@ class Prompts:
             bundle = await self._bundle(profile)
             cache_bytes = int(self._config.cache_mib * 2**20)
             renderer = await asyncio.to_thread(Renderer, bundle, cache_bytes)
+            await asyncio.to_thread(self._approvals.reckon, name, renderer)
         except (HeadwaterError, ValueError, OSError) as error:
             self._failed[name] = (self._clock(), str(error))
             self._log.warning("tokenizer_unavailable", model=profile.canonical, reason=str(error))

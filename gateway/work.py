@@ -46,6 +46,8 @@ class Work:
     """Tell the client what was decided."""
     salt: str = ""
     """Goes into the body in place of the client's own where the engine understands it."""
+    shared: str = ""
+    """Tells a worker of ours where the salt begins (``shared.sharedprefix``); empty: at once."""
     tried: list[WorkerId] = field(default_factory=list)
     route: Route | None = None
     lease: Lease | None = None
@@ -134,6 +136,7 @@ def generation(
         policy=_policy(headers, config),
         timeout_s=_timeout(headers, config),
         show=config.listen.headers,
+        shared=prompt.shared,
     )
 
 

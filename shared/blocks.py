@@ -55,6 +55,21 @@ class Scope:
         return hmac.new(secret, message, hashlib.sha256).digest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class SaltPoint:
+    """Where a salt enters a chain that begins at a root without it: behind what all may share."""
+
+    tokens: int
+    """So many leading tokens are shared; at least 1."""
+    mark: bytes
+    """Root (16 bytes) of the scope with the salt. It is mixed into the granule, and is part of the
+    block, that holds the first token behind them; whatever follows hangs below that one."""
+
+    def extras(self, done: int = 0) -> dict[int, bytes]:
+        """For :func:`extend_chain`, ``done`` granules into the chain."""
+        return {self.tokens // GRANULE - done: self.mark}
+
+
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as little-endian u32."""
     packed = array("I", tokens)

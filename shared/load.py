@@ -54,6 +54,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     version: str = ""
     many_models: bool = False
     """Its names are those of different models, none of them an alias."""
+    shares_prefixes: bool = False
+    """It can let a salt enter behind an approved beginning (``shared.sharedprefix``)."""
 
     def canonical(self, name: str) -> str:
         """The name that stands for a model in the hash scope."""

@@ -21,7 +21,7 @@ import jinja2
 import structlog
 
 from shared import chat
-from shared.blocks import extend_chain, pack_tokens, unpack_tokens
+from shared.blocks import SaltPoint, extend_chain, pack_tokens, unpack_tokens
 from shared.bundle import (
     BundleError,
     TokenizerBundle,
@@ -167,21 +167,25 @@ class Renderer:
 
     # --- chains ---
 
-    def chain(self, request: GenerateRequest, scope_root: bytes) -> EncodedChain:
+    def chain(
+        self, request: GenerateRequest, scope_root: bytes, salt: SaltPoint | None = None
+    ) -> EncodedChain:
         """Index keys of a request from its scope's root (``shared.blocks.Scope.root``).
 
-        Of several prompts the first gives the keys; ``n_tokens`` counts all.
+        ``salt``: one that enters behind a shared beginning; the root is the one without it. Of
+        several prompts the first gives the keys; ``n_tokens`` counts all.
         """
         plan = self._plan(request)
         first, *others = plan.prompts
         if isinstance(first, bytes):
             begun = perf_counter()
-            tokens, keys = first, extend_chain(scope_root, first)[0]
+            extras = None if salt is None else salt.extras()
+            tokens, keys = first, extend_chain(scope_root, first, extras)[0]
             hash_s = perf_counter() - begun
         else:
             segments = self._segments(plan, first)
             begun = perf_counter()
-            keys = self._cache.chain(scope_root, segments)
+            keys = self._cache.chain(scope_root, segments, salt)
             hash_s = perf_counter() - begun
             tokens = b"".join(segment.tokens for segment in segments)
         size = len(tokens) + sum(len(self._tokens(plan, other)) for other in others)
@@ -196,6 +200,12 @@ class Renderer:
                 held = self._cache.known(pieces)
                 total += sum(_size(p) for p, k in zip(pieces, held, strict=True) if not k)
         return total
+
+    @property
+    def dated(self) -> bool:
+        """Texts depend on the date: a template asks for it."""
+        sources = (self.bundle.chat_template, self.bundle.tool_template)
+        return any("strftime_now" in source for source in sources if source)
 
     def stats(self) -> RenderStats:
         """Counts for metrics."""

@@ -5,6 +5,8 @@ Two maps, each dropping its least recently used entries beyond its share of the 
     piece of text                      -> Segment: its tokens (whatever stands before it)
     (scope root, piece, piece, ...)    -> ChainNode: keys, chain state and tail up to there
 
+A salt that enters a chain later (``SaltPoint``) is part of what stands for the root here.
+
 A chain node is found under (id of its parent, id of its segment); ids are never used twice, so what
 lost its parent cannot be met again and ages out.
 
@@ -23,7 +25,7 @@ from itertools import count
 from sys import getsizeof
 from typing import cast
 
-from shared.blocks import GRANULE_BYTES, extend_chain
+from shared.blocks import GRANULE_BYTES, SaltPoint, extend_chain
 from shared.types import BlockKey
 
 _ENTRY_BYTES = 250
@@ -117,19 +119,25 @@ class SegmentCache:
         """A segment that is not kept by its text; its chains are, so make few and keep them."""
         return Segment(next(self._ids), tokens)
 
-    def chain(self, root: bytes, segments: Sequence[Segment]) -> list[BlockKey]:
+    def chain(
+        self, root: bytes, segments: Sequence[Segment], salt: SaltPoint | None = None
+    ) -> list[BlockKey]:
         """Keys of all full granules of the joined segments, from a scope's root."""
         keys: list[BlockKey] = []
         state, tail = root, b""
+        # Chains of one root are different ones if a salt enters them, or enters elsewhere.
         parent: int | bytes = root
-        path = self._walk(root, segments)
+        if salt is not None:
+            parent = root + salt.mark + salt.tokens.to_bytes(8, "little")
+        path = self._walk(parent, segments)
         made: list[tuple[tuple[int | bytes, int], ChainNode]] = []
         for node in path:
             keys.extend(cast("Iterable[BlockKey]", node.keys))
             state, tail, parent = node.state, node.tail, node.id
         for segment in segments[len(path) :]:
             data = tail + segment.tokens
-            new, state = extend_chain(state, data)
+            extras = None if salt is None else salt.extras(len(keys))
+            new, state = extend_chain(state, data, extras)
             tail = data[len(new) * GRANULE_BYTES :]
             node = ChainNode(next(self._ids), state, tail, array("Q", new))
             made.append(((parent, segment.id), node))
@@ -153,11 +161,10 @@ class SegmentCache:
             sizes = (len(self._segments), len(self._nodes), held)
             return CacheStats(self._hits, self._misses, *sizes)
 
-    def _walk(self, root: bytes, segments: Sequence[Segment]) -> list[ChainNode]:
+    def _walk(self, parent: int | bytes, segments: Sequence[Segment]) -> list[ChainNode]:
         """The known part of a chain."""
         path: list[ChainNode] = []
         steps: list[tuple[int | bytes, int]] = []
-        parent: int | bytes = root
         with self._lock:
             for segment in segments:
                 step = (parent, segment.id)

@@ -77,6 +77,10 @@ class GatewayProcess:
         """A JSON answer of the admin listener."""
         return self.http.get(f"{self.admin}{path}").json()
 
+    def public(self, path: str) -> Any:
+        """A JSON answer of the public listener."""
+        return self.http.get(f"{self.url}{path}").json()
+
     def explain(self, body: Mapping[str, Any]) -> dict[str, int]:
         """Matched tokens of each worker, as the gateway believes now."""
         answer = self.http.post(f"{self.admin}/admin/explain", json=body)

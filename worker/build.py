@@ -218,6 +218,7 @@ def assemble(
             max_model_len=limit,
             tokenizer=model.bundle.fingerprint,
             prefix_cache=config.cache.prefix_cache,
+            shares_prefixes=True,
             version=version("headwater"),
         ),
     )

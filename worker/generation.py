@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.blocks import SaltPoint
 from shared.lifetimes import BlockLifetimes
 from worker.guide import Grammar
 from worker.sequence import FinishReason, SamplingParams, TokenLogprob
@@ -36,6 +37,8 @@ class GenerationRequest:
     """Special tokens that are part of the answer's text, and how; others are left out of it."""
     adapter: str = ""
     """Scope of the adapter that answers; ``scope_root`` is made with it."""
+    salt: SaltPoint | None = None
+    """A salt that is not in ``scope_root``, and enters behind a shared beginning."""
 
 
 class Delta(msgspec.Struct, frozen=True):

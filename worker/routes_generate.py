@@ -22,6 +22,7 @@ from shared.deadline import timeout_s
 from shared.errors import ApiError, InternalError
 from shared.openai import GenerateRequest, RouteKind, error_body, parse
 from shared.render import Renderer, prompts_of
+from shared.sharedprefix import HEADER, SharedPrefix
 from shared.sse import encode
 from worker.chatshape import CallReading, ChatShape
 from worker.engine import Engine
@@ -84,7 +85,8 @@ class GenerateRoutes:
         # From here to its end the request counts as the adapter's: it may be unloaded meanwhile.
         with loaded.adapters.using(adapter):
             scope = "" if adapter is None else adapter.info.scope
-            job = await self._job(call, model, scope, deadline)
+            shared = SharedPrefix.read(request.headers.get(HEADER))
+            job = await self._job(call, model, scope, deadline, shared)
             # Reading and encoding take time: the engine may have begun to drain meanwhile.
             engine = self._service.serving().engine
             for sequence in job.sequences[:: job.ask.n]:
@@ -99,7 +101,12 @@ class GenerateRoutes:
         return None if wanted is None else self._service.clock() + wanted
 
     async def _job(
-        self, call: GenerateRequest, model: str, adapter: str, deadline: float | None
+        self,
+        call: GenerateRequest,
+        model: str,
+        adapter: str,
+        deadline: float | None,
+        shared: SharedPrefix | None,
     ) -> Job:
         """``adapter``: its scope; empty is the model itself."""
         loaded = self._service.loaded()
@@ -121,7 +128,8 @@ class GenerateRoutes:
         else:
             shape = CompletionShape(head, tokens, shown)
         params = replace(ask.params, bad_words=_runs(ask.bad_words, loaded.renderer))
-        sequences = self._sequences(response_id, replace(ask, params=params), prompts, adapter)
+        ask = replace(ask, params=params)
+        sequences = self._sequences(response_id, ask, prompts, adapter, shared)
         if ask.specials:
             shows = loaded.tokens.specials
             sequences = tuple(replace(sequence, shown=shows) for sequence in sequences)
@@ -129,12 +137,17 @@ class GenerateRoutes:
         return Job(ask, shape, await _in_form(ask, loaded, sequences))
 
     def _sequences(
-        self, response_id: str, ask: Ask, prompts: Sequence[Sequence[int]], adapter: str
+        self,
+        response_id: str,
+        ask: Ask,
+        prompts: Sequence[Sequence[int]],
+        adapter: str,
+        shared: SharedPrefix | None,
     ) -> tuple[GenerationRequest, ...]:
         limits = self._service.loaded().limits
-        scope_root = self._service.scope_root(ask.salt, adapter)
         sequences: list[GenerationRequest] = []
         for prompt in prompts:
+            root, salt = self._service.salted(prompt, ask.salt, adapter, shared)
             room = with_room(ask, len(prompt), limits)
             for choice in range(ask.n):
                 params = replace(ask.params, max_tokens=room)
@@ -147,7 +160,13 @@ class GenerateRoutes:
                 sequence_id = f"{response_id}-{len(sequences)}"
                 sequences.append(
                     GenerationRequest(
-                        sequence_id, prompt, params, scope_root, ask.priority, adapter=adapter
+                        sequence_id,
+                        prompt,
+                        params,
+                        root,
+                        ask.priority,
+                        adapter=adapter,
+                        salt=salt,
                     )
                 )
         return tuple(sequences)

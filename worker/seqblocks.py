@@ -19,7 +19,7 @@ class SequenceBlocks:
 
     def enrol(self, seq: Sequence) -> None:
         """Call first, once per sequence."""
-        self._chains[seq.id] = BlockChain(seq.scope_root, self._size)
+        self._chains[seq.id] = BlockChain(seq.scope_root, self._size, seq.salt)
 
     def dismiss(self, seq: Sequence) -> None:
         """Call last; gives back its blocks."""

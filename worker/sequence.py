@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import lcm
 
-from shared.blocks import GRANULE, GRANULE_BYTES, key_of, next_state, pack_tokens
+from shared.blocks import GRANULE, GRANULE_BYTES, SaltPoint, key_of, next_state, pack_tokens
 from shared.types import BlockKey
 from worker.guide import Guide
 
@@ -92,12 +92,29 @@ class BlockChain:
 
     Both are computed once per block, on demand. Only blocks whose end lies at a multiple of
     ``lcm(block, 16)`` tokens have a key, because index keys exist for whole granules only.
+
+    :param salt: one that enters behind a shared beginning. The block that holds the first token
+        behind it has the salt's mark in its contents as well: nobody without it has an equal one.
     """
 
-    __slots__ = ("_block_size", "_hashed", "_key_every", "_root", "_state", "_units")
+    __slots__ = (
+        *(
+            "_block_size",
+            "_extras",
+            "_hashed",
+            "_key_every",
+            "_root",
+            "_salted",
+            "_state",
+            "_units",
+        ),
+    )
 
-    def __init__(self, scope_root: bytes, block_size: int) -> None:
+    def __init__(self, scope_root: bytes, block_size: int, salt: SaltPoint | None = None) -> None:
         self._block_size = block_size
+        self._extras = {} if salt is None else salt.extras()
+        self._salted = (-1, b"") if salt is None else (salt.tokens // block_size, salt.mark)
+        """Index of the block that has the mark, and the mark."""
         self._key_every = lcm(block_size, GRANULE) // block_size
         self._root = self._state = scope_root
         self._hashed = 0
@@ -109,6 +126,8 @@ class BlockChain:
         size = self._block_size
         for start in range(len(self._units) * size, len(tokens) // size * size, size):
             self._units.append(pack_tokens(tokens[start : start + size]))
+            if start == self._salted[0] * size:
+                self._units[-1] += self._salted[1]
         return self._units
 
     def key(self, index: int) -> BlockKey | None:
@@ -120,9 +139,15 @@ class BlockChain:
             # Asked again after a preemption.
             self._state, self._hashed = self._root, 0
         first = self._hashed // 4 // self._block_size
-        data = b"".join(self._units[first : index + 1])
+        pieces = self._units[first : index + 1]
+        if first <= self._salted[0] <= index:
+            at = self._salted[0] - first
+            pieces[at] = pieces[at][: self._block_size * 4]
+        data, done = b"".join(pieces), self._hashed // GRANULE_BYTES
         for start in range(0, len(data), GRANULE_BYTES):
-            self._state = next_state(self._state, data[start : start + GRANULE_BYTES])
+            extra = self._extras.get(done + start // GRANULE_BYTES, b"")
+            granule = data[start : start + GRANULE_BYTES]
+            self._state = next_state(self._state, granule, extra)
         self._hashed = end
         return key_of(self._state)
 
@@ -143,6 +168,8 @@ class Sequence:
     scope_root: bytes
     """Chain root (16 B) of model, tokenizer, adapter and salt: KV is shared only within it."""
     arrived: float
+    salt: SaltPoint | None = None
+    """A salt that is not in ``scope_root``, and enters behind a shared beginning."""
     priority: int = 0
     """Lower runs first."""
     deadline: float | None = None

@@ -6,17 +6,18 @@ loading --loaded()--> serving --drain()--> draining
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import structlog
 
-from shared.blocks import Scope
+from shared.blocks import SaltPoint, Scope, pack_tokens
 from shared.errors import ModelNotFound, NoCapacity
 from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
 from shared.render import Renderer, TokenizerBundle
+from shared.sharedprefix import SharedPrefix
 from worker.adapters import Adapter, Adapters
 from worker.config import WorkerConfig
 from worker.engine import Engine
@@ -156,6 +157,22 @@ class Service:
         """Chain root (16 bytes) of this model with an adapter (its scope) under a salt."""
         scope = Scope(self.names[0], self.info().tokenizer, adapter=adapter, salt=salt)
         return scope.root(self.config.deployment.hash_key)
+
+    def salted(
+        self, prompt: Sequence[int], salt: str, adapter: str, shared: SharedPrefix | None
+    ) -> tuple[bytes, SaltPoint | None]:
+        """Chain root of a prompt under a salt, and where the salt enters if not there.
+
+        :param shared: what the gateway claims of its beginning; believed if this prompt has it.
+        """
+        own = self.scope_root(salt, adapter)
+        if not salt or shared is None:
+            return own, None
+        public = self.scope_root("", adapter)
+        first = pack_tokens(prompt[: shared.tokens])
+        if not shared.holds(self.config.deployment.hash_key, public, first):
+            return own, None
+        return public, SaltPoint(shared.tokens, own)
 
     def load(self) -> WorkerLoad:
         """How busy the worker is."""

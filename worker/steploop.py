@@ -97,6 +97,7 @@ class StepLoop(Generic[Target]):
             prompt_len=len(request.prompt_tokens),
             params=request.params,
             scope_root=request.scope_root,
+            salt=request.salt,
             arrived=now,
             priority=request.priority,
             deadline=request.deadline,

@@ -35,6 +35,8 @@ class Salting(StrEnum):
 
     ROOT = "root"
     """From the first block on."""
+    TAIL = "tail"
+    """From the first block on, or behind an approved beginning (``shared.sharedprefix``)."""
     NONE = "none"
     """Nowhere: it is not understood."""
 

@@ -10,4 +10,4 @@ class Native(PlainEngine):
     """Its info, load and events are read by ``gateway/feeds`` as they are."""
 
     name = "headwater"
-    salting = Salting.ROOT
+    salting = Salting.TAIL

@@ -239,6 +239,30 @@ async def test_a_whole_answer_is_recorded_with_its_usage() -> None:
     assert told["x-headwater-prompt-tokens"] == "7"
 
 
+async def test_only_workers_of_ours_are_told_what_tenants_share() -> None:
+    bench = Bench()
+    shares = Prompt((), 7, shared="16:" + "0" * 32)
+
+    async def read(request: object, profile: object) -> Prompt:
+        return shares
+
+    bench.pipeline._prompts.read = read  # type: ignore[method-assign, assignment]
+    for name in ("vllm", "sglang", "openai"):
+        info = WorkerInfo(WorkerId(name), Epoch(1), f"http://{name}", ("m",), engine=name)
+        bench.router.join(info, 0.0)
+        bench.router.set_health(WorkerId(name), True, 0.0, "")
+    bench.upstream.answers = [whole() for _ in range(10)]
+    for _ in range(10):
+        inbound = bench.inbound(chat(), x_headwater_shared_prefix="1:" + "f" * 32)
+        await bench.pipeline.generate(inbound, RouteKind.CHAT, FakeClient())
+    told = [
+        (url, [value for name, value in headers if name == "x-headwater-shared-prefix"])
+        for url, _, headers, _ in bench.upstream.calls
+    ]
+    assert len({url for url, _ in told}) == 5
+    assert all(values == ([shares.shared] if "/w" in url else []) for url, values in told)
+
+
 async def test_a_stream_is_recorded_with_its_times() -> None:
     bench = Bench()
     bench.upstream.answers = [streamed(ROLE, delta("a"), delta("b"), STOP, usage_event(), DONE)]
