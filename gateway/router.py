@@ -316,10 +316,12 @@ class Router:
         exclude: Collection[WorkerId],
     ) -> Route | Reject:
         serving = self._fleet.serving(query.model)
-        open_to = [m for m in serving if m.state(now) is WorkerState.READY]
-        # When every worker rests after failures, trying one is better than refusing all.
-        pool = open_to or [m for m in serving if m.state(now) is WorkerState.EJECTED]
+        pool = [m for m in serving if m.state(now) is WorkerState.READY]
         members = [member for member in pool if member.id not in exclude]
+        if not members:
+            # Where only those are left that rest after failures, trying one beats refusing.
+            pool += [m for m in serving if m.state(now) is WorkerState.EJECTED]
+            members = [member for member in pool if member.id not in exclude]
         if not members:
             return self._reject(query, bool(pool), bool(serving))
         begun = self._timer()

@@ -141,9 +141,8 @@ async def test_a_reader_that_stopped_reading_and_then_leaves(stub, serve, dial) 
 
 
 async def test_during_a_second_attempt(stub, serve, dial) -> None:
-    # With three, one that failed thrice in a row may rest and there are still two to try.
-    workers = [await stub() for _ in range(3)]
-    served = await serve(*workers)
+    one, two = await stub(), await stub()
+    served = await serve(one, two)
     taken: list[Stub] = []
 
     def respond(worker: Stub):
@@ -153,8 +152,7 @@ async def test_during_a_second_attempt(stub, serve, dial) -> None:
 
         return script
 
-    for one in workers:
-        one.respond = respond(one)
+    one.respond, two.respond = respond(one), respond(two)
     for n in range(5):
         client = await dial(served.url)
         await post(client, CHAT, stream=bool(n % 2), text=f"{n}")

@@ -172,6 +172,21 @@ def test_when_only_resting_workers_are_left_one_is_tried() -> None:
     assert rig.router.ready() == (True, [])
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_what_failed_on_all_others_is_tried_on_those_that_rest(workers: int) -> None:
+    rig = Rig(workers=workers)
+    resting = rig.names[: workers // 2]
+    for name in resting:
+        fail_on(rig, name, 3)
+    tried: list[str] = []
+    for _ in rig.names:
+        tried.append(rig.route(rig.prompt(1), exclude=tried).worker)
+    assert set(tried[-len(resting) :]) == set(resting), "they are the last resort"
+    assert len(set(tried)) == workers
+    refused = rig.reject(rig.query(rig.prompt(1)), exclude=tried)
+    assert refused.reason == "all_tried"
+
+
 def test_a_very_late_first_token_is_a_failure_a_short_deadline_is_not() -> None:
     rig = Rig(workers=2)
     for _ in range(10):
