@@ -74,6 +74,8 @@ class Adapters:
         self._kept: dict[str, Adapter] = {}
         """By scope: the served ones, and those that leave."""
         self._one_at_a_time = asyncio.Lock()
+        self._loads: set[asyncio.Task[Adapter]] = set()
+        """Under way; their callers may have left."""
         self._log = structlog.get_logger("worker.adapters")
 
     def __iter__(self) -> Iterator[Adapter]:
@@ -101,8 +103,17 @@ class Adapters:
             this model.
         :raises NotFound: there is no such folder.
         """
+        task = asyncio.create_task(self._load(name, path, replace=replace), name="load adapter")
+        self._loads.add(task)
+        task.add_done_callback(self._loaded)
         # shielded: a caller who hangs up must not leave installed weights that nobody counts
-        return await asyncio.shield(self._load(name, path, replace=replace))
+        return await asyncio.shield(task)
+
+    def _loaded(self, task: asyncio.Task[Adapter]) -> None:
+        """What went wrong is told here too: its caller may have left before it came."""
+        self._loads.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.info("adapter_not_loaded", reason=str(error)[:200])
 
     async def _load(self, name: str, path: str, *, replace: bool) -> Adapter:
         async with self._one_at_a_time:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lorakit import write_fake
@@ -123,6 +125,32 @@ async def test_a_caller_that_hangs_up_leaves_no_weights_behind(rig: Rig) -> None
     await rig.load("y", "1")  # after it, since loads happen one by one
     assert {one.info.name for one in rig.adapters} == {"x", "y"}
     assert len(rig.store.installed) == 2
+
+
+@pytest.mark.parametrize("fault", ["no folder", "no name", "dead engine"])
+async def test_a_load_that_fails_when_its_caller_has_left_ends_quietly(
+    rig: Rig, fault: str
+) -> None:
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
+    rig.steps.gate.clear()
+    first = asyncio.create_task(rig.load("x", "1"))
+    await asyncio.sleep(0)
+    folder = rig.folder / "none" if fault == "no folder" else write_fake(rig.folder / "z", "1")
+    name = "base" if fault == "no name" else "z"
+    left = asyncio.create_task(rig.adapters.load(name, str(folder)))
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    rig.steps.gate.set()
+    await first
+    rig.steps.dead = fault == "dead engine"
+    with pytest.raises(ModelNotFound):
+        await rig.adapters.unload("y")  # after it, since these happen one by one
+    gc.collect()
+    assert unhandled == []
+    assert [one.info.name for one in rig.adapters] == ["x"]
 
 
 async def test_a_dead_engine_serves_no_adapter(rig: Rig) -> None:
