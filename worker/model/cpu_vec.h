@@ -46,6 +46,15 @@ INLINE vec largest_of(vec v) {
     return larger(v, __builtin_shufflevector(v, v, TURN_1));
 }
 
+/* Whether any lane is not 0. */
+INLINE int any(ivec v) {
+    v |= __builtin_shufflevector(v, v, TURN_8);
+    v |= __builtin_shufflevector(v, v, TURN_4);
+    int64_t halves[2];
+    memcpy(halves, &v, sizeof halves);
+    return (halves[0] | halves[1]) != 0;
+}
+
 /* exp(r) * 2^whole for |r| up to ln(2) / 2 */
 INLINE vec exp_of_rest(vec r, ivec whole) {
     vec p = (vec){} + 1.9875691500e-4f;

@@ -265,6 +265,43 @@ def test_the_kernel_attends_to_scattered_blocks_and_windows(
             )
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_sequence_of_any_length_sees_its_own_keys_once(kernels: CpuKernels, heads: int) -> None:
+    """Slots of nobody hold what would spoil every sum; a shorter and a longer sequence follow."""
+    draw, block, longest = torch.Generator().manual_seed(heads), 4, 70
+    order = torch.randperm(60, generator=draw).tolist()
+    query = torch.randn(3, heads, 16, generator=draw)
+    for length in range(1, longest):
+        tables = [(tuple(order[:18]), length), (tuple(order[18:20]), 5), (tuple(order[20:45]), 99)]
+        keys, values = (torch.full((heads, 240, 16), torch.nan) for _ in range(2))
+        places = [
+            [blocks[i // block] * block + i % block for i in range(n)] for blocks, n in tables
+        ]
+        for own in places:
+            for cache in (keys, values):
+                cache[:, own] = torch.randn(heads, len(own), 16, generator=draw)
+        layer = LayerKv(LayerSpec(heads, 16, 16, torch.float32, None), keys, values)
+        out = torch.empty_like(query)
+        kernels.attend(query, layer, runs_of(tables, block, None), out, 0.3)
+        for row, own in enumerate(places):
+            scores = torch.einsum("hd,hnd->hn", query[row], keys[:, own]) * 0.3
+            wanted = torch.einsum("hn,hnd->hd", scores.softmax(-1), values[:, own])
+            torch.testing.assert_close(out[row], wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("length", [1, 6, 16, 37])
+def test_what_is_no_number_is_seen_wherever_it_is(kernels: CpuKernels, length: int) -> None:
+    runs = runs_of([((0, 1, 2), length), ((3, 4, 5), length)], 16, None)
+    for at in range(length):
+        keys, values = torch.zeros(1, 96, 16), torch.ones(1, 96, 16)
+        keys[0, at] = torch.nan
+        layer = LayerKv(LayerSpec(1, 16, 16, torch.float32, None), keys, values)
+        query, out = torch.ones(2, 1, 16), torch.zeros(2, 1, 16)
+        kernels.attend(query, layer, runs, out, 1.0)
+        assert out[0].isnan().all()
+        torch.testing.assert_close(out[1], torch.ones(1, 16))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_kernel_reads_the_pool_as_it_is_laid_out(threads: int, folder: Path) -> None:
     """Beside one another in the pool, or each a tensor: the same to the last bit."""
