@@ -11,7 +11,11 @@ from worker.runner import Chunk, StepPlan
 from worker.steptime import StepTime, Work
 
 MIN_CHUNK = 16
-"""Prefill tokens that a step gets whatever its time budget says, so that prefills advance."""
+"""Prefill tokens that a step gets if its decodes alone take the time budget or more: it is lost
+then, and prefills must advance."""
+
+LEAST = 4
+"""Prefill tokens that a step gets whatever is left beside its decodes."""
 
 GROWTH = 2
 """A step beside decodes gets at most so many times the prefill tokens that any step has had yet."""
@@ -28,6 +32,12 @@ MEMORY = 256
 
 EXCUSED = 1
 """... of which so many may have been too low: less than one in a hundred."""
+
+DRIFT_WEIGHT = 0.4
+"""Weight of the newest step, in how much slower than predicted the machine is just now."""
+
+MOST_DRIFT = 1.5
+"""A step that took longer than so many times its prediction counts as so many."""
 
 HALF_LIFE_TOKENS = 256
 """A prefill sample counts half after so many more tokens, in the rate that is reported."""
@@ -53,12 +63,14 @@ class Allowance:
     def take(self, start: int, wanted: int) -> int:
         """Tokens that a sequence may compute from position ``start`` on; they are used up then.
 
-        The first one to ask gets :data:`MIN_CHUNK` tokens even if they take too long.
+        The first one to ask gets :data:`LEAST` tokens even if they take too long, and
+        :data:`MIN_CHUNK` if there was no time from the beginning.
         """
         slope = self._per_token + self._per_attended * start
         n = min(wanted, self.tokens, self._that_fit(slope))
         if self._untouched:
-            n = max(n, min(wanted, self.tokens, MIN_CHUNK))
+            least = LEAST if self._seconds > 0.0 else MIN_CHUNK
+            n = max(n, min(wanted, self.tokens, least))
             self._untouched = False
         self.tokens -= n
         self._seconds -= n * slope + n * n / 2 * self._per_attended
@@ -88,6 +100,8 @@ class Pace:
         """Measured / predicted of the latest mixed steps ..."""
         self._sorted: list[float] = []
         """... and in order."""
+        self._drift = 1.0
+        """Measured / predicted, of the last few mixed steps."""
         self._decode_s = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
@@ -107,8 +121,17 @@ class Pace:
         if not decodes or not self._max_step_s:
             return Allowance(tokens)
         tokens = min(tokens, max(MIN_CHUNK, GROWTH * self._largest))
-        left = self._max_step_s * self._caution() - self._model.predict(Work.of(decodes))
-        return Allowance(tokens, left, self._model.prefill_costs)
+        slower = self._slower
+        beside = self._model.predict(Work.of(decodes)) * slower
+        left = self._max_step_s * self._caution() - beside
+        per_token, per_attended = self._model.prefill_costs
+        return Allowance(tokens, left, (per_token * slower, per_attended * slower))
+
+    @property
+    def _slower(self) -> float:
+        """How much slower than learned the machine is just now. Costs are averages over many steps;
+        another process may slow a machine down for a second."""
+        return max(1.0, self._drift)
 
     def _caution(self) -> float:
         """Share of the time budget to aim at: less than all if predictions are often too low."""
@@ -120,28 +143,38 @@ class Pace:
         """Learn from a finished step that computed for so long."""
         work = Work.of(plan.chunks)
         self._largest = max(self._largest, work.tokens)
-        if not work.tokens:
+        if work.tokens:
+            if work.decodes and self._model.known:
+                self._judge(work, seconds)
+            self._count_prefill(work, seconds)
+        else:
+            self._follow(1.0)  # nothing is predicted here, as a fit costs 0.1 ms
             weight = DECODE_WEIGHT if self._decode_s else 1.0
             self._decode_s += weight * (seconds - self._decode_s)
-            self._model.observe(work, seconds)
-            return
+        self._model.observe(work, seconds)
+
+    def _count_prefill(self, work: Work, seconds: float) -> None:
         own = seconds
         if work.decodes:
-            self._judge(work, seconds)
             beside = self._model.predict(Work(work.decodes, work.decode_context))
             own = max(seconds - beside, MIN_PREFILL_SHARE * seconds)
         keep = 0.5 ** (work.tokens / HALF_LIFE_TOKENS)
         self._tokens = keep * self._tokens + work.tokens
         self._seconds = keep * self._seconds + own
-        self._model.observe(work, seconds)
+
+    def _follow(self, miss: float) -> None:
+        self._drift += DRIFT_WEIGHT * (min(miss, MOST_DRIFT) - self._drift)
 
     def _judge(self, work: Work, seconds: float) -> None:
-        """Remember by how much the prediction for a mixed step was missed."""
+        """Remember by how much the plan for a mixed step was missed, and the prediction."""
+        predicted = max(self._model.predict(work), 1e-9)
+        planned = predicted * self._slower
+        self._follow(seconds / predicted)
         self._mixed += 1
-        if self._mixed <= WARM_UP or not self._model.known:
+        if self._mixed <= WARM_UP:
             return
         if len(self._misses) == MEMORY:
             del self._sorted[bisect_left(self._sorted, self._misses[0])]
-        miss = seconds / max(self._model.predict(work), 1e-9)
+        miss = seconds / planned
         self._misses.append(miss)
         insort(self._sorted, miss)
