@@ -73,9 +73,9 @@ format: $(STAMP) ## apply the formatter and the safe fixes of the linter
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## the measured figures of README.md, on this machine (minutes)
-	$(BIN)/python bench/ttft.py
-	$(BIN)/python bench/conversations.py --conversations 7,8 --workers 2
-	$(BIN)/python bench/conversations.py --conversations 20 --workers 4 --fake
+	$(BIN)/python -P bench/ttft.py
+	$(BIN)/python -P bench/conversations.py --conversations 7,8 --workers 2
+	$(BIN)/python -P bench/conversations.py --conversations 20 --workers 4 --fake
 
 bench-routing: $(STAMP) ## the routing goals on public traces, beside other policies (20 minutes)
 	$(BIN)/python -P bench/routing.py $(ARGS)
@@ -92,9 +92,9 @@ test-llamacpp: $(STAMP) ## two real llama.cpp servers behind the gateway, beside
 	$(BIN)/python -P bench/llamacpp.py --python "$$python" --check $(ARGS)
 
 proof: setup ## greedy output against transformers, cached answers against uncached ones, seeded ones against themselves (about 20 minutes)
-	$(BIN)/python bench/equality.py
-	$(BIN)/python bench/same_text.py
-	$(BIN)/python bench/seed.py
+	$(BIN)/python -P bench/equality.py
+	$(BIN)/python -P bench/same_text.py
+	$(BIN)/python -P bench/seed.py
 
 MINUTES ?= 30
 storm: $(STAMP) ## random load with faults, invariants checked after every step (MINUTES=30)

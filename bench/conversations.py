@@ -1,7 +1,7 @@
 """Conversations of several turns over a few workers: cost against round robin, same arrivals.
 
-    python bench/conversations.py --conversations 7,8 --workers 2 --seeds 1,2,3
-    python bench/conversations.py --conversations 20 --workers 4 --fake --seeds 1,2,3
+    python -P bench/conversations.py --conversations 7,8 --workers 2 --seeds 1,2,3
+    python -P bench/conversations.py --conversations 20 --workers 4 --fake --seeds 1,2,3
 
 Arrivals are shuffled by the seed: at each moment a random conversation whose last answer is there
 takes its next turn, with at most one running request per worker. Texts differ per cell, so no cell
@@ -16,9 +16,13 @@ import json
 import random
 import statistics
 import subprocess
+import sys
+from pathlib import Path
 
-import httpx
-from lab import HEADWATER, Answer, Cluster, ask, cluster, prose
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import httpx  # noqa: E402
+from lab import HEADWATER, Answer, Cluster, ask, cluster, prose  # noqa: E402
 
 POLICIES = ("cost", "round_robin")
 

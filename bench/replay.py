@@ -1,7 +1,7 @@
 """Does a replay foretell what another policy does? Chats are recorded under ``cost`` on fake
 workers, replayed under ``round_robin``, and served so; the two means are set side by side.
 
-    python bench/replay.py --rounds 5
+    python -P bench/replay.py --rounds 5
 
 Each round takes about a minute: a cluster of its own on free ports for each policy. What else runs
 on the machine delays the fakes beyond what they model: then give it priority (``chrt -r 15``).
@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab import HEADWATER, cluster
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from lab import HEADWATER, cluster  # noqa: E402
 
 LOAD = ("--workload", "multiturn", "--sessions", "28", "--turns", "4", "--rate", "1.5")
 BOUND = 0.15

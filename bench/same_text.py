@@ -1,7 +1,7 @@
 """Are cached answers ever wrong? The same requests to a worker with a small pool and to one without
 a prefix cache, eight at a time: every text must be the same.
 
-    python bench/same_text.py [--model smollm2] [--requests 1000] [--kv-blocks 48]
+    python -P bench/same_text.py [--model smollm2] [--requests 1000] [--kv-blocks 48]
 
 Prompts share 20 beginnings of different lengths, so the small pool evicts and reuses all the time.
 """
@@ -16,9 +16,12 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
-import httpx
-from lab import HEADWATER, free_ports, prose
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import httpx  # noqa: E402
+from lab import HEADWATER, free_ports, prose  # noqa: E402
 
 WIDTH = 8
 

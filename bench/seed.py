@@ -1,7 +1,7 @@
 """Does a seeded request always say the same? Alone, repeated, beside seven others with and without
 seeds, preempted on a pool that is too small, and on a second worker.
 
-    python bench/seed.py [--model smollm2] [--seed 42]
+    python -P bench/seed.py [--model smollm2] [--seed 42]
 
 Prints one line per situation; exit code 1 if a text differs or nothing was preempted.
 """
@@ -11,11 +11,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
-import httpx
-from lab import prose
-from same_text import worker
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import httpx  # noqa: E402
+from lab import prose  # noqa: E402
+from same_text import worker  # noqa: E402
 
 NEIGHBOURS = 7
 NEW = 32

@@ -1,6 +1,6 @@
 """Time to first token with a shared prefix of about 2,000 tokens: cold against warm, side by side.
 
-    python bench/ttft.py [--rounds 5]
+    python -P bench/ttft.py [--rounds 5]
 
 The FLOP ideal is what the arithmetic alone would give: 2 x parameters per new token plus attention
 of each new token over all before it.
@@ -13,9 +13,13 @@ import asyncio
 import json
 import random
 import statistics
+import sys
+from pathlib import Path
 
-import httpx
-from lab import ask, cluster, prose
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import httpx  # noqa: E402
+from lab import ask, cluster, prose  # noqa: E402
 
 # SmolLM2-135M: parameters without the embedding, hidden size, layers
 PARAMETERS, HIDDEN, LAYERS = 106.2e6, 576, 30
