@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shared.settings import DeploymentConfig, LogConfig, RedisConfig, TelemetryConfig, doc
+from shared.settings import (
+    DeploymentConfig,
+    GuardedListener,
+    LogConfig,
+    RedisConfig,
+    TelemetryConfig,
+    doc,
+)
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -17,7 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class ListenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListenConfig(GuardedListener, frozen=True, forbid_unknown_fields=True):
     """Where the gateway listens."""
 
     host: Annotated[str, doc("Address of the public listener.")] = "127.0.0.1"
@@ -36,16 +43,6 @@ class ListenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[
         NonNegative, doc("After SIGTERM, how long running answers may take to finish.")
     ] = 30.0
-    api_keys: Annotated[
-        tuple[str, ...], doc("If not empty, requests need one of these as bearer token.")
-    ] = ()
-    tls_cert: Annotated[
-        str, doc("PEM file: both listeners speak TLS with this certificate; empty: plain HTTP.")
-    ] = ""
-    tls_key: Annotated[str, doc("PEM file of its key.")] = ""
-    tls_client_ca: Annotated[
-        str, doc("PEM file: clients of the public listener need a certificate of this authority.")
-    ] = ""
 
 
 EngineName = Literal["auto", "headwater", "vllm", "sglang", "llamacpp", "tgi", "openai"]

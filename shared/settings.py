@@ -12,12 +12,27 @@ import msgspec
 
 from shared.layers import load
 
-__all__ = ["DeploymentConfig", "LogConfig", "RedisConfig", "doc", "load"]
+__all__ = ["DeploymentConfig", "GuardedListener", "LogConfig", "RedisConfig", "doc", "load"]
 
 
 def doc(text: str) -> msgspec.Meta:
     """One line for ``docs/configuration.md`` and ``--help``."""
     return msgspec.Meta(description=text)
+
+
+class GuardedListener(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Keys and certificates of a process's listeners: the last fields of its listener section."""
+
+    api_keys: Annotated[
+        tuple[str, ...], doc("If not empty, requests need one of these as bearer token.")
+    ] = ()
+    tls_cert: Annotated[
+        str, doc("PEM file: both listeners speak TLS with this certificate; empty: plain HTTP.")
+    ] = ""
+    tls_key: Annotated[str, doc("PEM file of its key.")] = ""
+    tls_client_ca: Annotated[
+        str, doc("PEM file: clients of the public listener need a certificate of this authority.")
+    ] = ""
 
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shared.settings import DeploymentConfig, LogConfig, RedisConfig, TelemetryConfig, doc
+from shared.settings import (
+    DeploymentConfig,
+    GuardedListener,
+    LogConfig,
+    RedisConfig,
+    TelemetryConfig,
+    doc,
+)
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Whole = Annotated[int, msgspec.Meta(ge=0)]
@@ -125,7 +132,7 @@ class FakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 100.0
 
 
-class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServeConfig(GuardedListener, frozen=True, forbid_unknown_fields=True):
     """Listeners and life cycle."""
 
     host: Annotated[str, doc("Address of the public listener.")] = "127.0.0.1"
@@ -145,16 +152,6 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_body_mib: Annotated[
         Annotated[float, msgspec.Meta(gt=0)], doc("Largest request body, MiB.")
     ] = 32.0
-    api_keys: Annotated[
-        tuple[str, ...], doc("If not empty, requests need one of these as bearer token.")
-    ] = ()
-    tls_cert: Annotated[
-        str, doc("PEM file: both listeners speak TLS with this certificate; empty: plain HTTP.")
-    ] = ""
-    tls_key: Annotated[str, doc("PEM file of its key.")] = ""
-    tls_client_ca: Annotated[
-        str, doc("PEM file: clients of the public listener need a certificate of this authority.")
-    ] = ""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
