@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from caserig import settles
 from rig import CHAT, RawClient, Reply, ask
 
 
@@ -119,16 +120,46 @@ async def leave_after(url: str, seed: Any, after_s: float) -> None:
         client.abort()
 
 
-async def await_known(served: Any, seed: Any, worker: str, within_s: float = 10.0) -> None:
-    """Return once a gateway believes that this worker holds the prompt."""
+async def await_known(
+    served: Any,
+    seed: Any,
+    worker: str,
+    within_s: float = 10.0,
+    *,
+    tokens: int = 256,
+    **fields: Any,
+) -> None:
+    """Return once a gateway believes that this worker holds so much of the prompt.
+
+    :param fields: other fields of its :func:`body`.
+    """
+    asked = body(seed, **fields)
 
     async def held() -> bool:
-        answer = await ask(served.admin, "/admin/explain", body(seed))
+        answer = await ask(served.admin, "/admin/explain", asked)
         assert answer.status == 200, answer.body
         known = {w["id"]: w["matched_tokens"] for w in answer.json["workers"]}
-        return bool(known.get(worker, 0) >= 256)
+        return bool(known.get(worker, 0) >= tokens)
 
+    await settles(held, within_s, 0.05)
+
+
+async def await_quiet(served: Any, within_s: float = 10.0) -> None:
+    """Return once each worker has told that it does nothing, since this was called, and the gateway
+    knows of no work that another one has booked there."""
     begun = time.monotonic()
-    while not await held():
-        assert time.monotonic() - begun < within_s, "it was not known in time"
-        await asyncio.sleep(0.05)
+
+    async def quiet() -> bool:
+        now = time.monotonic()
+        workers = served.gateway.router.workers(now)
+        if not all(
+            w.load_age_s is not None
+            and w.load_age_s < now - begun
+            and w.running == w.waiting == w.inflight == 0
+            for w in workers
+        ):
+            return False
+        answer = await ask(served.admin, "/admin/explain", body("nothing known"))
+        return not any(w["parts"].get("wait") for w in answer.json["workers"])
+
+    await settles(quiet, within_s, 0.05)

@@ -6,7 +6,6 @@ Scaled: 10^6 pairs of texts are 10^6 comparisons of one block with a changed tok
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -54,12 +53,12 @@ def knows(gateway: GatewayProcess, body: dict[str, Any], worker: str) -> bool:
 
 
 def warm(gateway: GatewayProcess, asked: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Send each prompt once, four at a time so that both get some; the workers that got them."""
+    """Send each prompt once, each as soon as the one before is known; the workers that got them."""
     placed = []
-    with ThreadPoolExecutor(4) as senders:
-        answers = list(senders.map(lambda one: send(gateway, *one), asked))
-    for worker, matched, cached in answers:
-        assert max(matched, cached) < 200  # the tools that some prompts begin with
+    for path, body in asked:
+        worker, matched, cached = send(gateway, path, body)
+        assert matched == cached < 200  # the tools that some prompts begin with
+        wait_until(lambda body=body, worker=worker: knows(gateway, body, worker), 5.0)
         placed.append(worker)
     # All of many on one worker would prove nothing.
     assert len(asked) < 20 or len(set(placed)) == 2

@@ -9,7 +9,7 @@ import asyncio
 import random
 
 import pytest
-from redisload import body, exact, leave_after, placed, redis_up, warm
+from redisload import await_quiet, body, exact, leave_after, placed, redis_up, warm
 from redisrig import RedisProxy
 from rig import CHAT, ask, eventually
 
@@ -27,7 +27,7 @@ async def test_staying_requests_are_placed_right_among_leaving_ones(serve, pair,
         seeds = [f"C03 {n}" for n in range(30)]
         truth = await warm(served.url, seeds, n=LONG)
         assert len(set(truth.values())) == 2
-        await asyncio.sleep(1.5)  # until the workers' reports of this load are old
+        await await_quiet(served)
         proxied.delay_s = 0.1
         leaving = []
         for seed in seeds:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from redisload import await_known, body, exact, placed, warm
+from redisload import await_known, await_quiet, body, exact, placed, warm
 from redisrig import Cluster, kinds, talk
 from rig import CHAT, ask, eventually
+
+from shared.blocks import GRANULE
 
 pytestmark = pytest.mark.redis
 
@@ -30,24 +30,31 @@ async def test_traffic_on_a_cluster(serve, worker_process, tmp_path, kind) -> No
         seeds = [f"C07 {n}" for n in range(20)]
         truth = await warm(one.url, seeds)
         assert len(set(truth.values())) == 2
-        await asyncio.sleep(1.5)  # until the workers' reports of this load are old
+        for gateway in (one, two):
+            await await_quiet(gateway)
         for seed in seeds:
             await await_known(two, seed, truth[seed])
             worker, matched, cached = placed(await ask(two.url, CHAT, body(seed)))
             assert (worker, matched) == (truth[seed], cached)
-        # Ten turns of one conversation, by both in turn, stay where they began.
-        messages = [{"role": "user", "content": "C07 " * 1000}]
-        homes = set()
+        # Ten turns of one conversation, by both in turn, stay where they began. What one gateway
+        # has just caused the other knows a moment later, on one server too: so it is waited for.
+        messages = [{"role": "user", "content": "C07 " * 100}]
+        homes, held = [], 0
         for turn in range(10):
-            request = {"model": "fake", "messages": messages, "max_tokens": 4}
-            reply = await ask((one, two)[turn % 2].url, CHAT, request)
-            homes.add(placed(reply)[0])
+            gateway = (one, two)[turn % 2]
+            if homes:
+                await await_known(gateway, turn, homes[0], tokens=held, messages=messages)
+            reply = await ask(gateway.url, CHAT, body(turn, messages=messages, max_tokens=4))
+            worker, matched, cached = placed(reply)
+            assert cached >= matched >= held
+            homes.append(worker)
+            held = reply.json["usage"]["prompt_tokens"] // GRANULE * GRANULE
             answer = reply.json["choices"][0]["message"]["content"]
             messages += [
                 {"role": "assistant", "content": answer},
                 {"role": "user", "content": f"and {turn}"},
             ]
-        assert len(homes) == 1
+        assert len(set(homes)) == 1
         for gateway in (one, two):
             assert gateway.gateway.feeds.stats.redis_outages == 0
             assert gateway.gateway.feeds.stats.task_failures == 0

@@ -23,7 +23,6 @@ FAST = {
     "listen.admin_port": 0,
     "workers.health_interval_s": 0.1,
     "workers.health_timeout_s": 0.5,
-    "workers.connect_timeout_s": 2.0,
 }
 
 StubFactory = Callable[..., Awaitable[Stub]]
