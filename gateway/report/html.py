@@ -2,7 +2,7 @@
 
 Bars are elements with a width in per cent and lines are SVG, so that nothing scales its text; each
 colour has a pattern, and each chart a table behind it. The values are put together here and in
-:mod:`gateway.report.htmlparts`, the markup is in ``templates/``.
+:mod:`gateway.report.htmlparts` and :mod:`gateway.report.htmltime`, the markup is in ``templates/``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gateway.reasons import CODES
-from gateway.report.htmlparts import Part, Table, families, latency, over_time, part, workers
+from gateway.report.htmlparts import Part, Table, families, latency, part, workers
+from gateway.report.htmltime import over_time
 from gateway.report.model import Report
 from gateway.report.tables import (
     amount,
