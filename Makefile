@@ -59,8 +59,8 @@ coverage: $(STAMP) ## branches of the pure modules that the tests without proces
 	@scripts/coverage.sh $(BIN)/python $(ARGS)
 
 MUTANTS ?= 40
-mutants: $(STAMP) ## do the tests notice a fault in the router, the cost, the block pool, the hashes? (MUTANTS=40 of each)
-	@scripts/mutants.sh $(BIN)/python $(MUTANTS)
+mutants: $(STAMP) ## do the tests notice a fault in the router, the cost, the block pool, the hashes? (MUTANTS=40 of each; ARGS=paging: of modules named so)
+	@scripts/mutants.sh $(BIN)/python $(MUTANTS) $(ARGS)
 
 check: $(STAMP) ## lint, format, strict types, import rules
 	$(BIN)/ruff check .

@@ -27,6 +27,9 @@ N_BLOCKS = 9
 contents = st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=6)
 roots = st.sampled_from([b"R", b"S"])
 picks = st.integers(0, 20)
+rarely = st.sampled_from([False] * 11 + [True])
+"""Whether a step is taken that empties things: often taken, nothing would ever come back from the
+host tier."""
 
 Memory = dict[tuple[Tier, int], bytes]
 
@@ -117,6 +120,18 @@ class HostTierMachine(RuleBasedStateMachine):
         assert rest is not None
         self.live.append(Holder(root, units, held + rest, len(held), len(held)))
 
+    @rule(prompts=st.lists(st.tuples(roots, contents), min_size=2, max_size=12))
+    def serve(self, prompts: list[tuple[bytes, list[bytes]]]) -> None:
+        """One after the other, each from its start to its end: what makes the cache fill, spill
+        over and be asked again."""
+        for root, units in prompts:
+            running = len(self.live)
+            self.start(root, units)
+            self.run()
+            self.commit()
+            while len(self.live) > running:
+                self.release(running)
+
     @rule(which=picks, unit=st.sampled_from([b"a", b"b"]))
     def grow(self, which: int, unit: bytes) -> None:
         if not self.live:
@@ -153,10 +168,10 @@ class HostTierMachine(RuleBasedStateMachine):
         if self.live:
             self.pool.release(self.live.pop(which % len(self.live)).blocks)
 
-    @rule(which=picks, depth=picks)
-    def forget(self, which: int, depth: int) -> None:
+    @rule(which=picks, depth=picks, really=rarely)
+    def forget(self, which: int, depth: int, really: bool) -> None:
         """Contents turn out to be worthless, with all that was computed from them."""
-        if not self.live:
+        if not self.live or not really:
             return
         holder = self.live[which % len(self.live)]
         index = depth % len(holder.blocks)
@@ -167,16 +182,19 @@ class HostTierMachine(RuleBasedStateMachine):
         prefix = None if bad is None else holder.contents(index)
         assert lost == {each for each in before if prefix and each.startswith(prefix)}
 
-    @rule()
-    def clear(self) -> None:
+    @rule(really=rarely)
+    def clear(self, really: bool) -> None:
+        if not really:
+            return
         self.pool.clear()
         assert self.pool.host.n_used == self.pool.n_cached == 0
         assert not self.nodes()
 
     @precondition(lambda self: self.n_slots)
-    @rule(open_=st.booleans())
-    def open_or_close(self, open_: bool) -> None:
+    @rule(close=rarely)
+    def open_or_close(self, close: bool) -> None:
         """Whoever counts on what is here learns that a closed tier holds nothing."""
+        open_ = not close
         self.pool.host.switch(open_)
         assert self.pool.host.n_used == 0 or open_
 

@@ -6,6 +6,7 @@ import pytest
 import xxhash
 
 from shared.blocks import (
+    SaltPoint,
     Scope,
     chain_keys,
     extend_chain,
@@ -90,6 +91,23 @@ def test_only_full_granules_have_a_key(size: int, keys: int) -> None:
     found, state = extend_chain(b"s" * 16, bytes(size))
     assert len(found) == keys
     assert extend_chain(b"s" * 16, bytes(size // 64 * 64)) == (found, state)
+
+
+@pytest.mark.parametrize(("shared", "granule"), [(1, 0), (15, 0), (16, 1), (31, 1), (32, 2)])
+def test_a_salt_enters_the_granule_behind_what_is_shared(shared: int, granule: int) -> None:
+    point = SaltPoint(shared, b"m" * 16)
+    assert point.extras() == {granule: b"m" * 16}
+    assert point.extras(done=1) == {granule - 1: b"m" * 16}
+
+
+def test_a_chain_whose_salt_enters_later_is_what_it_always_was() -> None:
+    root = Scope("model", "tokenizer").root(b"secret")
+    mark = Scope("model", "tokenizer", salt="salt").root(b"secret")
+    data = pack_tokens(range(40))
+    public, _ = extend_chain(root, data)
+    keys, _ = extend_chain(root, data, SaltPoint(20, mark).extras())
+    assert keys[0] == public[0]
+    assert f"{keys[1]:016x}" == "9eef304a6bd99d9e"
 
 
 def test_tokens_are_read_back() -> None:
