@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -20,58 +19,22 @@ import zmq
 import zmq.asyncio
 
 from gateway.engines import catalogue
-from gateway.engines.base import Cleared, Engine, FeedPlan, Frame, MalformedFrame
+from gateway.engines.base import Cleared, FeedPlan, Frame, MalformedFrame
 from gateway.engines.keymap import KeyMap
-from gateway.engines.ranks import RankMerge
 from gateway.feeds.enginebook import EngineBook
+from gateway.feeds.enginestreams import UNKNOWN_PAST, Following, Rank, root_of
 from gateway.feeds.places import Places
 from gateway.feeds.tending import Tender
 from gateway.feeds.zmqstream import RankStream, Told, What
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
-from shared.blocks import Scope, pack_keys, stride_of
-from shared.events import CacheEvent, EventBatch, Snapshot
+from shared.blocks import pack_keys, stride_of
+from shared.events import CacheEvent, Snapshot
 from shared.load import WorkerInfo
-from shared.types import Epoch, Tier, WorkerId
+from shared.types import Tier, WorkerId
 
 WAIT_S = 0.5
 RETRY_S = 5.0
-UNKNOWN_PAST = "what it stored before is not known"
-MANY_RANKS = "several ranks behind one address: only what all of them hold counts"
-
-
-@dataclass(slots=True, eq=False)
-class _Rank:
-    """One stream and what its events mean."""
-
-    number: int
-    stream: RankStream
-    keys: KeyMap
-    complete: bool = False
-    """All that it holds has been told."""
-    why: str = UNKNOWN_PAST
-    """Why not all has been told."""
-    abandoned: int = 0
-    """Orphans that were given up, as seen last."""
-    stored_before: int = 0
-    """Blocks that had been stored when contents became unknown."""
-    unknown: int = 0
-    """Events of kinds that are not known here, so far."""
-
-
-@dataclass(slots=True, eq=False)
-class _Following:
-    """One worker's streams, for one incarnation after the other."""
-
-    worker: WorkerId
-    engine: Engine
-    plan: FeedPlan
-    tokenizer: str
-    epoch: Epoch
-    seq: int = 0
-    at: float = 0.0
-    ranks: list[_Rank] = field(default_factory=list)
-    merge: RankMerge | None = None
 
 
 class EngineFeeds:
@@ -137,13 +100,13 @@ class EngineFeeds:
         info = followed.info
         if self._context is None:
             self._context = zmq.asyncio.Context()
-        following = _Following(
+        following = Following(
             worker, catalogue.engine(info.engine), plan, info.tokenizer, info.epoch
         )
         for number, endpoint in enumerate(plan.endpoints):
             replay = plan.replays[number] if number < len(plan.replays) else None
             stream = RankStream(self._context, endpoint, replay, plan.topic, self._stats)
-            following.ranks.append(_Rank(number, stream, self._key_map(worker, info.block_size)))
+            following.ranks.append(Rank(number, stream, self._key_map(worker, info.block_size)))
         self._begin(following, info)
         self._stats.engine_feeds += len(following.ranks)
         try:
@@ -155,7 +118,7 @@ class EngineFeeds:
         finally:
             self._stats.engine_feeds -= len(following.ranks)
 
-    async def _until_other(self, following: _Following) -> None:
+    async def _until_other(self, following: Following) -> None:
         while (known := self._replica.get(following.worker)) is not None:
             entry, info = self._book.at(known.info.url), known.info
             told = (entry.plan, info.engine, info.tokenizer)
@@ -171,14 +134,9 @@ class EngineFeeds:
                     rank.stream.restart()
             await asyncio.sleep(WAIT_S)
 
-    def _begin(self, following: _Following, info: WorkerInfo) -> None:
+    def _begin(self, following: Following, info: WorkerInfo) -> None:
         """A new incarnation: an empty index, in which all that comes is put."""
-        following.epoch, following.seq = info.epoch, 0
-        ranks = len(following.ranks)
-        following.merge = RankMerge(ranks) if ranks > 1 else None
-        for rank in following.ranks:
-            rank.keys = self._key_map(info.id, info.block_size)
-            rank.complete, rank.why, rank.abandoned, rank.stored_before = False, UNKNOWN_PAST, 0, 0
+        following.begin(info, lambda: self._key_map(info.id, info.block_size))
         # An empty batch, not an empty snapshot: a new epoch is empty, and what has been learned of
         # it since then is there.
         self._send(following, ())
@@ -189,16 +147,16 @@ class EngineFeeds:
             followed = self._replica.get(worker)
             if followed is None:
                 return None
-            return _root(followed.info, adapter, salt, self._hash_key)
+            return root_of(followed.info, adapter, salt, self._hash_key)
 
         return KeyMap(root, block_size)
 
-    async def _read(self, following: _Following, rank: _Rank) -> None:
+    async def _read(self, following: Following, rank: Rank) -> None:
         async with aclosing(rank.stream.follow()) as stream:
             async for told in stream:
                 self._hear(following, rank, told)
 
-    def _hear(self, following: _Following, rank: _Rank, told: Told) -> None:
+    def _hear(self, following: Following, rank: Rank, told: Told) -> None:
         now = self._clock()
         if all(one.stream.connected for one in following.ranks):
             self._replica.heard_http(following.worker, now)
@@ -217,7 +175,7 @@ class EngineFeeds:
             self._look_at_quiet(following, rank, now)
         self._tell(following)
 
-    def _look_at_quiet(self, following: _Following, rank: _Rank, now: float) -> None:
+    def _look_at_quiet(self, following: Following, rank: Rank, now: float) -> None:
         """Nothing came: perhaps there is nothing, or what was waited for never came."""
         if not rank.complete and rank.stream.silent_so_far:
             rank.complete = self._tender.has_not_worked(following.worker)
@@ -226,7 +184,7 @@ class EngineFeeds:
             self._lose(following, rank, "some events continue blocks that were never told")
         rank.abandoned = abandoned
 
-    def _take(self, following: _Following, rank: _Rank, payload: bytes, now: float) -> None:
+    def _take(self, following: Following, rank: Rank, payload: bytes, now: float) -> None:
         self._stats.engine_frames += 1
         try:
             frame = following.engine.decode(payload)
@@ -250,19 +208,13 @@ class EngineFeeds:
             events = self._resize(following, rank, frame, now)
         if not frame.malformed and any(isinstance(event, Cleared) for event in frame.events):
             rank.complete = True
-        self._emit(following, self._merged(following, rank, events))
+        self._emit(following, following.merged(rank, events))
         if rank.keys.full:
             rank.complete, rank.why = False, "too many blocks of odd size: use --page-size 16"
         elif not rank.complete and not frame.malformed:
             self._look_for_turnover(following, rank)
 
-    def _merged(
-        self, following: _Following, rank: _Rank, events: list[CacheEvent]
-    ) -> list[CacheEvent]:
-        merge = following.merge
-        return events if merge is None else merge.merge(rank.number, events)
-
-    def _look_for_turnover(self, following: _Following, rank: _Rank) -> None:
+    def _look_for_turnover(self, following: Following, rank: Rank) -> None:
         """Once as many blocks have come as there is room for, what was there before is gone, but
         for what is in constant use. What was learned of that before gives way to what was told:
         nobody could say when it is evicted."""
@@ -277,7 +229,7 @@ class EngineFeeds:
             self._emit(following, [*told])
 
     def _resize(
-        self, following: _Following, rank: _Rank, frame: Frame, now: float
+        self, following: Following, rank: Rank, frame: Frame, now: float
     ) -> list[CacheEvent]:
         """Its blocks are of another size than was known: begin anew with that."""
         size, followed = rank.keys.other_size, self._replica.get(following.worker)
@@ -294,7 +246,7 @@ class EngineFeeds:
         rank.complete = complete
         return rank.keys.take(frame, now)
 
-    def _renew(self, following: _Following, rank: _Rank, reason: str, block_size: int = 0) -> None:
+    def _renew(self, following: Following, rank: Rank, reason: str, block_size: int = 0) -> None:
         """Another incarnation; the other ranks' streams tell theirs from the beginning."""
         followed = self._replica.get(following.worker)
         if block_size or followed is None or followed.info.epoch == following.epoch:
@@ -307,7 +259,7 @@ class EngineFeeds:
             if other is not rank:
                 other.stream.restart()
 
-    def _lose(self, following: _Following, rank: _Rank, reason: str) -> None:
+    def _lose(self, following: Following, rank: Rank, reason: str) -> None:
         """Forget what was told: a removal may be among what was lost."""
         self._stats.engine_losses += 1
         if rank.complete or rank.why != reason:
@@ -317,37 +269,21 @@ class EngineFeeds:
         rank.complete, rank.why = False, reason
         rank.stored_before = rank.keys.stats.stored
 
-    def _emit(self, following: _Following, events: list[CacheEvent]) -> None:
+    def _emit(self, following: Following, events: list[CacheEvent]) -> None:
         if events:
             self._send(following, tuple(events))
 
-    def _send(self, following: _Following, events: tuple[CacheEvent, ...]) -> None:
+    def _send(self, following: Following, events: tuple[CacheEvent, ...]) -> None:
         followed = self._replica.get(following.worker)
         if followed is None or followed.info.epoch != following.epoch:
             return
-        following.seq += 1
-        batch = EventBatch(
-            worker=following.worker,
-            epoch=following.epoch,
-            source="worker",
-            seq=following.seq,
-            at=following.at,
-            stride=stride_of(followed.info.block_size),
-            events=events,
-        )
+        batch = following.number(events, stride_of(followed.info.block_size))
         self._replica.offer(batch, self._clock())
 
-    def _tell(self, following: _Following) -> None:
+    def _tell(self, following: Following) -> None:
         """How far the contents are known."""
-        away = any(not rank.stream.connected for rank in following.ranks)
-        part = [rank for rank in following.ranks if not rank.complete]
-        doubt = MANY_RANKS if following.merge is not None else ""
-        if away:
-            doubt = f"nobody publishes at {following.plan.endpoints[0]}"
-        elif part:
-            doubt = part[0].why
-        self._replica.doubt(following.worker, doubt)
-        if part and not away:
+        self._replica.doubt(following.worker, following.doubt())
+        if following.recalls():
             self._book.recalling.add(following.worker)
         else:
             self._book.recalling.discard(following.worker)
@@ -358,14 +294,3 @@ def _why_not(info: WorkerInfo) -> str:
         model = info.models[0] if info.models else ""
         return f"its events need a tokenizer: set [render] tokenizers for '{model}'"
     return "it is not known where it publishes"
-
-
-def _root(info: WorkerInfo, adapter: str, salt: str, hash_key: bytes) -> bytes | None:
-    scope = ""
-    if adapter:
-        known = next((one for one in info.adapters if one.name == adapter), None)
-        if known is None:
-            return None
-        scope = known.scope
-    model = info.models[0] if info.models else ""
-    return Scope(model, info.tokenizer, adapter=scope, salt=salt).root(hash_key)

@@ -177,7 +177,9 @@ class Feeds:
         roads.checkpoints = CheckpointLoader(checkpoint_link, keys, replica, stats, clock, rng)
         tender.on_new = follower.rewind
 
-        watch = RegistryWatch(look_link, RedisDiscovery(keys), stats, tender.looked, clock, rng)
+        watch = RegistryWatch(
+            look_link, RedisDiscovery(keys), stats, tender.registered.looked, clock, rng
+        )
         exchange = BookingExchange(booking_link, keys, self._router, self._id, stats, clock, rng)
         learned = LearnedFeed(
             learned_link, keys, self._router, replica, self._id, stats, clock=clock, rng=rng

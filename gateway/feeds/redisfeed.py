@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -82,27 +83,32 @@ async def take_in(replica: Replica, batch: EventBatch, now: float) -> Applied:
     return applied
 
 
-class LogFollower:
+@dataclass(eq=False)
+class _Reader:
+    """Takes what is in Redis into the replica, over a connection of its own."""
+
+    _link: RedisLink
+    _keys: RedisKeys
+    _replica: Replica
+    _stats: FeedStats
+    _clock: Callable[[], float]
+    _rng: Random
+
+
+@dataclass(eq=False)
+class LogFollower(_Reader):
     """Reads the log of all shards into the replica, for ever."""
 
-    def __init__(
-        self,
-        link: RedisLink,
-        keys: RedisKeys,
-        replica: Replica,
-        stats: FeedStats,
-        clock: Callable[[], float],
-        rng: Random,
-    ) -> None:
-        self._link, self._keys, self._replica, self._stats = link, keys, replica, stats
-        self._clock, self._rng = clock, rng
-        self._cursors: dict[int, bytes] = {}
-        self._rewind: set[int] = set(range(keys.shards))
-        self._catching_up: set[int] = set()
-        """Shards that are read from far back: their age says nothing about how we keep up."""
-        self._offsets_s: dict[int, float] = {}
-        """By shard: its server's clock minus ours, at the last look."""
-        self._checked_at = 0.0
+    _cursors: dict[int, bytes] = field(default_factory=dict, init=False)
+    _rewind: set[int] = field(default_factory=set, init=False)
+    _catching_up: set[int] = field(default_factory=set, init=False)
+    """Shards that are read from far back: their age says nothing about how we keep up."""
+    _offsets_s: dict[int, float] = field(default_factory=dict, init=False)
+    """By shard: its server's clock minus ours, at the last look."""
+    _checked_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._rewind |= set(range(self._keys.shards))
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     def rewind(self, worker: WorkerId) -> None:
@@ -204,25 +210,15 @@ class LogFollower:
             self._log.warning("redis_log_skipped", lag_s=round(self._stats.index_lag_s, 1))
 
 
-class CheckpointLoader:
+@dataclass(eq=False)
+class CheckpointLoader(_Reader):
     """Takes contents from checkpoints, one worker after the other, each at most once at a time."""
 
-    def __init__(
-        self,
-        link: RedisLink,
-        keys: RedisKeys,
-        replica: Replica,
-        stats: FeedStats,
-        clock: Callable[[], float],
-        rng: Random,
-    ) -> None:
-        self._link, self._keys, self._replica, self._stats = link, keys, replica, stats
-        self._clock, self._rng = clock, rng
-        self._tried_at: dict[WorkerId, float] = {}
-        self._wanted: asyncio.Queue[WorkerId] = asyncio.Queue()
-        self._queued: set[WorkerId] = set()
-        self.insufficient: set[WorkerId] = set()
-        """Workers whose checkpoint did not close their gap: ask themselves."""
+    _tried_at: dict[WorkerId, float] = field(default_factory=dict, init=False)
+    _wanted: asyncio.Queue[WorkerId] = field(default_factory=asyncio.Queue, init=False)
+    _queued: set[WorkerId] = field(default_factory=set, init=False)
+    insufficient: set[WorkerId] = field(default_factory=set, init=False)
+    """Workers whose checkpoint did not close their gap: ask themselves."""
 
     def want(self, worker: WorkerId) -> None:
         """Ask for a worker's checkpoint; a repeated wish is one wish, and soon after it none."""

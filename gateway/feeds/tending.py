@@ -12,17 +12,17 @@ import structlog
 
 from gateway.config import WorkersConfig
 from gateway.discovery.allowed import refusal
-from gateway.discovery.base import Listing, Look, Sighting, Source, worker_url
+from gateway.discovery.base import Listing, Source
 from gateway.feeds.answers import Probe
 from gateway.feeds.base import BY_LIST, BY_WORKER, FedRouter
 from gateway.feeds.claims import Claims
 from gateway.feeds.epochs import Epochs
 from gateway.feeds.health import Prober
 from gateway.feeds.members import NOT_PROBED, SILENT_PROBES, Adoption, Member, Members
+from gateway.feeds.registered import Registered
 from gateway.feeds.tasks import TaskSet
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
-from shared.errors import ConfigError
 from shared.load import WorkerInfo, WorkerLoad
 from shared.types import WorkerId
 
@@ -56,7 +56,7 @@ class Tender:
         self.claims = Claims(self.members)
         self._tasks = TaskSet(stats)
         self._wakes: dict[Member, asyncio.Event] = {}
-        self._last_look: tuple[Look, float] | None = None
+        self.registered = Registered(self, replica, config, stats, clock)
         self.on_new: Callable[[WorkerId], None] = lambda worker: None
         """Called when an incarnation of a worker was seen for the first time."""
         self.on_silent: Callable[[WorkerId], None] = lambda worker: None
@@ -249,21 +249,12 @@ class Tender:
             self._router.set_health(info.id, False, now, NOT_PROBED)
             self._log.info(f"worker_{adoption}", worker=info.id, url=member.url)
             self.on_new(info.id)
-            self._recall_registration(info.id)
+            self.registered.recall(info.id)
         if adoption is not Adoption.SAME:
             if adoption is Adoption.JOINED:
                 member.listed_drain = ""
             self._follow_drains()
         return adoption
-
-    def _recall_registration(self, worker: WorkerId) -> None:
-        """A worker is usually known from Redis before it is asked: its events come from there."""
-        if self._last_look is None:
-            return
-        look, at = self._last_look
-        sighting = look.sightings.get(worker)
-        if sighting is not None:
-            self._replica.registered(worker, sighting.epoch, sighting.seq, at)
 
     def _note(self, member: Member, probe: Probe) -> None:
         now = self._clock()
@@ -274,7 +265,7 @@ class Tender:
             return
         member.refused = probe.refused or (member.refused and not probe.alive)
         if probe.load is not None:
-            self._note_load(member, probe.load)
+            self.note_load(member, probe.load)
         reading = probe.reading
         if reading is not None and member.note_reading(reading.work, reading.started):
             assert member.info is not None
@@ -298,7 +289,8 @@ class Tender:
         if member.late >= SILENT_PROBES:
             self.on_silent(member.info.id)
 
-    def _note_load(self, member: Member, load: WorkerLoad) -> None:
+    def note_load(self, member: Member, load: WorkerLoad) -> None:
+        """What a worker says about its load, and what follows from it."""
         if member.info is None:
             return
         now = self._clock()
@@ -313,45 +305,3 @@ class Tender:
         elif member.draining and not load.draining:
             self._router.undrain(member.info.id, now, BY_WORKER)
         member.draining = load.draining
-
-    def looked(self, look: Look, redis_up_since: float) -> None:
-        """Take over what one look into Redis found."""
-        now = self._clock()
-        self._last_look = look, now
-        for sighting in look.sightings.values():
-            if not self.members.banned(sighting):
-                self._take(sighting, now)
-        self.members.note_leases(look, now)
-        for member in self.members.departures(look, redis_up_since, now):
-            self.dismiss(member, "drained" if member.draining else "lease gone and unreachable")
-
-    def _take(self, sighting: Sighting, now: float) -> None:
-        member = self.members.look_for(sighting)
-        if member is None:
-            self._meet(sighting)
-            return
-        if self._config.from_redis:
-            self.members.add(member.url, Source.REDIS, sighting.info.id)
-        info = member.info
-        if info is None:
-            return
-        if info.id != sighting.info.id or info.epoch != sighting.epoch:
-            # Either the registration is old or what we know is: only the address can tell.
-            member.ask_again = True
-            self.wake(member)
-            return
-        self._replica.registered(info.id, sighting.epoch, sighting.seq, now)
-        if sighting.load is not None:
-            member.redis_load_at = now
-            self._note_load(member, sighting.load)
-
-    def _meet(self, sighting: Sighting) -> None:
-        if not self._config.from_redis:
-            return
-        try:
-            url = worker_url("redis registration", sighting.info.url)
-        except ConfigError as error:
-            self._stats.decode_errors += 1
-            self._log.warning("worker_without_address", worker=sighting.info.id, reason=str(error))
-            return
-        self.add(url, Source.REDIS, sighting.info.id)
