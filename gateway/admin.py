@@ -18,28 +18,25 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from gateway.adminguard import Guard, challenge
+from gateway.adminguard import Guard
 from gateway.adminindex import INDEX, IndexRoutes
 from gateway.asked import MAX_BODY, Asking
 from gateway.browsers import is_loopback
 from gateway.config import GatewayConfig
 from gateway.dashboard.pages import EVENTS, Dashboard
 from gateway.decision import WorkerStatus
-from gateway.exchange import Answer, ClientGone, error_answer
+from gateway.exchange import Answer
 from gateway.explanation import told
 from gateway.feeds.sources import SourceState
-from gateway.httpserver import json_answer, json_body, read_body, whole
+from gateway.httpserver import json_answer, json_body, read_body
 from gateway.openapi import OPENAPI, document
 from gateway.prompts import Prompts
 from gateway.router import Router
 from shared.errors import (
-    ApiError,
     BadRequest,
     ConfigError,
-    InternalError,
     MethodNotAllowed,
     NotFound,
-    Unauthorized,
 )
 from shared.types import WorkerId
 
@@ -129,26 +126,12 @@ class Admin:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; the server's entry point."""
-        path = request.rel_url.raw_path
-        try:
-            if path == EVENTS and request.method == "GET":
-                self._guard.check(request)
-                return await self._dashboard.stream(request)
-            answer = await self._dispatch(request)
-        except ApiError as error:
-            answer = error_answer(error)
-            if isinstance(error, Unauthorized):
-                answer.headers.append(("WWW-Authenticate", challenge(path)))
-        except ClientGone as error:
-            raise ConnectionResetError from error
-        except Exception:  # noqa: BLE001 - the edge: whatever it is, the caller gets JSON
-            self._log.exception("admin_request_failed", path=request.path)
-            answer = error_answer(InternalError("The gateway failed."))
-        return whole(answer)
+        return await self._guard.admit(request, self._dispatch)
 
-    async def _dispatch(self, request: web.BaseRequest) -> Answer:
-        self._guard.check(request)
+    async def _dispatch(self, request: web.BaseRequest) -> Answer | web.StreamResponse:
         path, method = request.rel_url.raw_path, request.method
+        if method == "GET" and path == EVENTS:
+            return await self._dashboard.stream(request)
         if method in ("GET", "HEAD"):
             return await self._get(path)
         if method == "POST" and path == WORKERS:

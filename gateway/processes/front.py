@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,13 +17,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import JSON, WORKERS, Report, target
-from gateway.adminguard import Guard, challenge
+from gateway.adminguard import Guard
 from gateway.adminindex import FLUSH as FLUSH_INDEX
 from gateway.asked import MAX_BODY
 from gateway.dashboard.pages import EVENTS, LATEST, REQUESTS, STATE
-from gateway.exchange import Answer, ClientGone, error_answer
+from gateway.exchange import Answer
 from gateway.foster import FLUSH as FLUSH_LEDGER
-from gateway.httpserver import json_answer, read_body, whole
+from gateway.httpserver import json_answer, read_body
 from gateway.processes.calls import Reply, Silent
 from gateway.processes.changes import Change
 from gateway.processes.group import Group
@@ -32,12 +31,10 @@ from gateway.processes.metrics import Totals
 from gateway.processes.states import StateStream
 from gateway.processes.views import Json, merge_recent, merge_states, merge_workers
 from shared.errors import (
-    ApiError,
     InternalError,
     MethodNotAllowed,
     NoCapacity,
     NotFound,
-    Unauthorized,
 )
 
 SETTLE_S = 2.0
@@ -69,28 +66,15 @@ class Front:
         self._guard, self._group, self._report = Guard(token), group, report
         self._totals = Totals()
         self._states = StateStream(self._state)
-        self._log = structlog.get_logger("headwater.admin")
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; the server's entry point."""
-        path = request.rel_url.raw_path
-        try:
-            self._guard.check(request)
-            if path == EVENTS and request.method == "GET":
-                return await self._states.stream(request)
-            answer = await self._dispatch(request, path)
-        except ApiError as error:
-            answer = error_answer(error)
-            if isinstance(error, Unauthorized):
-                answer.headers.append(("WWW-Authenticate", challenge(path)))
-        except ClientGone as error:
-            raise ConnectionResetError from error
-        except Exception:  # noqa: BLE001 - the edge: whatever it is, the caller gets JSON
-            self._log.exception("admin_request_failed", path=request.path)
-            answer = error_answer(InternalError("The gateway failed."))
-        return whole(answer)
+        return await self._guard.admit(request, self._dispatch)
 
-    async def _dispatch(self, request: web.BaseRequest, path: str) -> Answer:
+    async def _dispatch(self, request: web.BaseRequest) -> Answer | web.StreamResponse:
+        path = request.rel_url.raw_path
+        if path == EVENTS and request.method == "GET":
+            return await self._states.stream(request)
         if request.method in ("GET", "HEAD"):
             return await self._get(request, path)
         body = await read_body(request, MAX_BODY)
