@@ -78,12 +78,11 @@ class Fault:
     """Only what requests leave shows it, so only of an engine that had some."""
 
 
-async def _lose(engine: Emulator) -> None:
-    engine.lose(2)
+def _lose(*, keep: bool) -> Callable[[Emulator], Awaitable[None]]:
+    async def lose(engine: Emulator) -> None:
+        engine.lose(2, keep=keep)
 
-
-async def _lose_for_good(engine: Emulator) -> None:
-    engine.lose(2, keep=False)
+    return lose
 
 
 async def _other_template(engine: Emulator) -> None:
@@ -118,9 +117,16 @@ FAULTS = (
     Fault("restart, vllm without replay", ALONE, _restart(), _restarted, 3.0),
     Fault("restart, sglang", SGLANG, _restart(), _restarted, 3.0),
     Fault("restart, llamacpp", {"engine": "llamacpp"}, _restart(), _restarted, 3.0, by_events=True),
-    Fault("lost events, replay", VLLM, _lose, lambda before, now: True, 3.0, healed=True),
     Fault(
-        "lost events, no replay", ALONE, _lose_for_good, _reason("were lost"), 3.0, by_events=True
+        "lost events, replay", VLLM, _lose(keep=True), lambda before, now: True, 3.0, healed=True
+    ),
+    Fault(
+        "lost events, no replay",
+        ALONE,
+        _lose(keep=False),
+        _reason("were lost"),
+        3.0,
+        by_events=True,
     ),
     Fault(
         "another block size, vllm",

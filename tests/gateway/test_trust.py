@@ -48,9 +48,13 @@ class Watched(Rig):
         worker is settled."""
         route = self.route(keys)
         self.serve(keys, cached)
+        self.settle()
+        return route
+
+    def settle(self) -> None:
+        """What was predicted is compared with what was delivered."""
         self.now += GRACE_S
         self.tick()
-        return route
 
     def tick(self) -> None:
         """The follower of the feed says what it always says."""
@@ -148,8 +152,7 @@ def test_evictions_under_pressure_that_the_events_tell_are_no_error(late_s: floa
             rig.evict("w1", keys)
         rig.warm("w1", keys)  # the request itself has computed it anew
         rig.evict("w1", keys)
-        rig.now += GRACE_S
-        rig.tick()
+        rig.settle()
         assert rig.trust == (Trust.EXACT, "events flow")
 
 
@@ -161,8 +164,7 @@ def test_what_others_stored_meanwhile_is_no_error() -> None:
         lease = rig.begin(keys)
         rig.warm("w1", keys)
         lease.finish(ok(321, 304), rig.now)
-        rig.now += GRACE_S
-        rig.tick()
+        rig.settle()
     assert rig.trust == (Trust.EXACT, "events flow")
 
 
@@ -175,8 +177,7 @@ def test_evictions_of_other_blocks_excuse_nothing() -> None:
         lease = rig.begin(keys)
         rig.evict("w1", other + keys[10:])
         lease.finish(ok(321, 0), rig.now)
-        rig.now += GRACE_S
-        rig.tick()
+        rig.settle()
         if rig.trust[0] is not Trust.EXACT:
             break
     assert rig.trust[0] is Trust.LEARNED
@@ -202,8 +203,7 @@ def test_what_was_predicted_before_contents_were_told_anew_counts_nothing(how: s
     if how == "under way":
         for lease in leases:
             lease.finish(ok(321, 0), rig.now)
-    rig.now += GRACE_S
-    rig.tick()
+    rig.settle()
     assert rig.trust == (Trust.EXACT, "events flow")
     rig.ask(rig.prompt(20), 0)
     assert rig.trust == (Trust.EXACT, "events flow")
