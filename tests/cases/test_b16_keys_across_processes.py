@@ -53,16 +53,24 @@ def knows(gateway: GatewayProcess, body: dict[str, Any], worker: str) -> bool:
 
 
 def warm(gateway: GatewayProcess, asked: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Send each prompt once, each as soon as the one before is known; the workers that got them."""
-    placed = []
-    for path, body in asked:
-        worker, matched, cached = send(gateway, path, body)
-        assert matched == cached < 200  # the tools that some prompts begin with
-        wait_until(lambda body=body, worker=worker: knows(gateway, body, worker), 5.0)
-        placed.append(worker)
-    # All of many on one worker would prove nothing.
-    assert len(asked) < 20 or len(set(placed)) == 2
-    return placed
+    """Send each prompt once, each as soon as the one before is known; the workers that got them.
+
+    They are drained in turn: an idle gateway may think one of them the faster, and all prompts on
+    one worker would prove nothing.
+    """
+    placed = {}
+    names = [worker["id"] for worker in gateway.workers()]
+    for turn, drained in enumerate(names):
+        gateway.http.post(f"{gateway.admin}/admin/workers/{drained}/drain").raise_for_status()
+        for number in range(turn, len(asked), len(names)):
+            path, body = asked[number]
+            worker, matched, cached = send(gateway, path, body)
+            assert worker != drained
+            assert matched == cached < 200  # the tools that some prompts begin with
+            wait_until(lambda body=body, worker=worker: knows(gateway, body, worker), 5.0)
+            placed[number] = worker
+        gateway.http.post(f"{gateway.admin}/admin/workers/{drained}/undrain").raise_for_status()
+    return [placed[number] for number in range(len(asked))]
 
 
 def same_workers(

@@ -75,6 +75,7 @@ async def test_index_follows_real_workers_through_kill_and_restart(
         again = await asyncio.to_thread(
             worker_process, "--port", name.rpartition(":")[2], env=env, wait=False
         )
+        await asyncio.to_thread(again.await_ready)
         await kit.until(lambda: gateway.exact(name), 20)
         assert gateway.index.blocks(name) == 0
         await complete(first.url, PROMPT)

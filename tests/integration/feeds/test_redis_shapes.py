@@ -34,7 +34,8 @@ def beside(kit, worker_process):
     """``beside(url)``: a real worker that publishes there, and the feeds of a gateway."""
 
     def start(url: str) -> SimpleNamespace:
-        worker = worker_process("--redis", url, env={"HEADWATER_DEPLOYMENT__NAME": "t"})
+        env = {"HEADWATER_DEPLOYMENT__NAME": "t", "HEADWATER_REDIS__TIMEOUT_MS": "2000"}
+        worker = worker_process("--redis", url, env=env)
         return SimpleNamespace(
             worker=worker, running=kit.running(kit.settings(url, timeout_ms=2000))
         )
