@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from bench.engine_report import Contest, Row
@@ -12,6 +13,9 @@ from worker.drive import Meter
 from worker.probe import ModelShape, Probe
 
 TOTAL, CACHED = 2048, 2000
+DECODES = ((1, 512), (16, 512), (64, 320))
+"""Batches of case c and their contexts."""
+STEPS = 10
 
 
 def reuse(probe: Probe, shape: ModelShape | None, rounds: int, meter: Meter) -> list[Row]:
@@ -41,11 +45,14 @@ def reuse(probe: Probe, shape: ModelShape | None, rounds: int, meter: Meter) -> 
 
 def outside(probe: Probe, rounds: int, meter: Meter) -> list[Row]:
     """Case c: planning, batch building, sampling and hand-off, as a share of the steps."""
-    shapes = {
-        f"decode at batch {batch}": lambda batch=batch: probe.decode(batch, 512, 10)
-        for batch in (1, 16, 64)
-    }
-    shapes["16 decodes beside a prompt of 1,024"] = lambda: probe.mixed(16, 512, 1024)
+    shapes = {}
+    for batch, context in DECODES:
+        room = probe.runner.n_blocks * probe.runner.block_size
+        assert batch * (context + 2 * STEPS) < room, "some would wait while others decode"
+        shapes[f"{batch} decodes at {context} tokens"] = partial(
+            probe.decode, batch, context, STEPS
+        )
+    shapes["16 decodes beside a prompt of 1,024"] = partial(probe.mixed, 16, 512, 1024)
     rows = []
     for name, measure in shapes.items():
         samples = [measure() for _ in range(rounds)]

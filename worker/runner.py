@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from shared.hosttier import Copy
 from worker.adapterstore import AdapterStore
 from worker.guide import Guide, without
@@ -17,8 +19,7 @@ from worker.sequence import SamplingParams, TokenLogprob
 __all__ = ["Chunk", "Runner", "RunnerError", "StepPlan", "StepResult", "TokenLogprob"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Compute ``tokens`` of one sequence at positions ``start ...``.
 
     KV of positions before ``start`` is already in ``blocks``; the runner writes KV of the new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -13,8 +14,7 @@ from worker.model.kvcache import KvPool, LayerKv
 from worker.runner import Chunk, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One chunk inside the packed step.
 
     Rows ``row .. row+length`` of the step are positions ``start .. start+length`` of a sequence,

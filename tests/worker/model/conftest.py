@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
@@ -156,7 +157,7 @@ class Driver:
                 if len(tokens) < len(prompts[i]) + n:
                     end = min(len(tokens), done[i] + size)
                     made = self.chunk(str(i), tokens[:end], done[i], tables[i])
-                    chunks.append(replace(made, sample=end == len(tokens)))
+                    chunks.append(msgspec.structs.replace(made, sample=end == len(tokens)))
                     done[i] = end
             result = self.runner.run(StepPlan(tuple(chunks)))
             assert set(result.tokens) == {c.seq_id for c in chunks if c.sample}

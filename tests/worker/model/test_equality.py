@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ def test_a_step_without_samples_computes_and_returns_nothing(driver: Callable[..
     made = driver("llama")
     prompt = prompt_of(PROMPT)
     blocks = made.blocks(PROMPT + NEW)
-    chunk = replace(made.chunk("x", prompt[:40], 0, blocks), sample=False)
+    chunk = msgspec.structs.replace(made.chunk("x", prompt[:40], 0, blocks), sample=False)
     result = made.runner.run(StepPlan((chunk,)))
     assert result.tokens == {}
     assert result.logprobs == {}

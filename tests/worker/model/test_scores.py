@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def scored(made: Any, name: str, prompt: list[int], start: int, end: int, first:
     blocks = made.blocks(len(prompt), first=first)
     chunk = made.chunk(name, prompt[:end], start, blocks)
     params = SamplingParams(temperature=0, prompt_logprobs=4)
-    return replace(
+    return msgspec.structs.replace(
         chunk,
         sample=end == len(prompt),
         params=params,
@@ -119,7 +119,7 @@ def test_a_failed_step_leaves_the_model_as_it_was(
     prompt = prompt_of(40)
     bad = scored(made, "a", prompt, 0, 40, 0)
     with pytest.raises(RunnerError):
-        made.runner.run(StepPlan((replace(bad, targets=(9999,)),)))
+        made.runner.run(StepPlan((msgspec.structs.replace(bad, targets=(9999,)),)))
     assert made.decode(prompt, 4, made.blocks(44))[0] == made.expected(prompt, 4)[0]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from shared.paging import BlockPool
@@ -67,7 +68,7 @@ def test_weights_of_another_adapter_are_noticed(
     right = script.UnreliableRunner.run
 
     def run(self: object, plan: StepPlan) -> StepResult:
-        plain = tuple(replace(chunk, adapter="") for chunk in plan.chunks)
+        plain = tuple(msgspec.structs.replace(chunk, adapter="") for chunk in plan.chunks)
         return right(self, replace(plan, chunks=plain))
 
     monkeypatch.setattr(script.UnreliableRunner, "run", run)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -99,7 +100,10 @@ def test_an_impossible_step_is_a_runner_error_and_the_next_one_works(
 ) -> None:
     made = driver("llama")
     good = made.chunk("a", [5, 6, 7], 0, (0,))
-    for bad in (replace(good, tokens=(5, 9999)), replace(good, blocks=())):
+    for bad in (
+        msgspec.structs.replace(good, tokens=(5, 9999)),
+        msgspec.structs.replace(good, blocks=()),
+    ):
         with pytest.raises(RunnerError, match="step of"):
             made.runner.run(StepPlan((bad,)))
     result = made.runner.run(StepPlan((good,)))
@@ -117,7 +121,9 @@ def test_seeded_output_is_the_same_cold_warm_and_in_company(driver: Callable[...
         while len(tokens) < 50:
             chunk = made.chunk("a", tokens, done, blocks)
             params = replace(chunk.params, temperature=0.9, top_p=0.95, seed=11)
-            chunks = [replace(chunk, params=params, output_len=len(tokens) - len(prompt))]
+            chunks = [
+                msgspec.structs.replace(chunk, params=params, output_len=len(tokens) - len(prompt))
+            ]
             if company:
                 chunks.insert(0, made.chunk("b", tokens[::-1], 0, others))
             done = len(tokens)
@@ -179,7 +185,7 @@ def test_layout_for_kernels(driver: Callable[..., Any]) -> None:
     assert torch.as_tensor(batch.write_slots).tolist() == [49, 50, 51, 56, 57, 58, 59, 60]
     assert batch.sampled_rows.tolist() == [2, 7]
     with pytest.raises(ValueError, match="2 blocks do not hold 20 tokens"):
-        chunked(StepPlan((replace(chunks[0], blocks=(4, 2)),)), pool)
+        chunked(StepPlan((msgspec.structs.replace(chunks[0], blocks=(4, 2)),)), pool)
 
 
 def test_contiguous_blocks_are_read_in_place(driver: Callable[..., Any]) -> None:
