@@ -57,19 +57,19 @@ class Gate:
         if self._waiters:
             self.pump()
 
-    async def passes(self, query: Query, tokens: int, bind: Bind) -> Ticket | None:
-        """Return when the request has been bound; its ticket if it had to wait.
+    @property
+    def may_hold(self) -> bool:
+        """A request may be held back although there is room for it."""
+        return self._config.hold_ms > 0
 
+    async def passes(self, query: Query, tokens: int, bind: Bind, own_s: float = 0.0) -> Ticket:
+        """Return when a request has been bound that could not be at once; the ticket it got.
+
+        :param own_s: seconds its prefill would take, if it was tried already.
         :raises Shed: it was turned away.
         :raises ApiError: nobody can serve it.
         """
         now, hold_s = self._clock(), self._config.hold_ms / 1e3
-        own_s = 0.0
-        if not self.queue.waiting(query.model):
-            unbound = bind(hold_s > 0)
-            if unbound is None:
-                return None
-            own_s = unbound
         leave_by = now + self._config.queue_s
         if query.deadline is not None:
             leave_by = min(leave_by, query.deadline - own_s)

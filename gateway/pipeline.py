@@ -43,7 +43,7 @@ from gateway.streaming import error_event
 from gateway.telemetry import PrometheusSink, RecordSink
 from gateway.tenancy import Tenants
 from gateway.upstream import Timeouts, Upstream, UpstreamError, UpstreamTimeout
-from gateway.work import Work
+from gateway.work import Cut, Work
 from shared import openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
 from shared.jsonsplice import Edit, apply, set_member
@@ -141,10 +141,13 @@ class Pipeline:
         """Serve it if its tenant may ask so much. Raises ``RateLimited`` (see ``Limiter``)."""
         tenant = item.inbound.tenant
         limits = self._tenants.limits(tenant)
-        try:
-            await self._limiter.enter(tenant, limits, item.query.prompt_tokens)
-        except (RateLimited, NoCapacity) as error:
-            raise self._rejected(item, Reject(error, "tenant_limit")) from None
+        if limits.any:
+            try:
+                await self._limiter.enter(tenant, limits, item.query.prompt_tokens)
+            except (RateLimited, NoCapacity) as error:
+                raise self._rejected(item, Reject(error, "tenant_limit")) from None
+        else:
+            self._limiter.count(tenant)
         try:
             await self._run(item, client)
         finally:
@@ -162,19 +165,13 @@ class Pipeline:
     def abort_all(self) -> None:
         """End all running answers with an error (the time to drain is over)."""
         for item in list(self._running):
-            item.aborted = True
-            if item.task is not None:
-                item.task.cancel()
+            item.cut(Cut.SHUTDOWN)
 
     def give_up(self, worker: WorkerId) -> None:
         """A worker hangs: what it has not begun to answer is asked of others, if there are any."""
-        now = asyncio.get_running_loop().time()
         for item in [one for one in self._running if one.waits_for(worker)]:
-            patience = item.patience
-            if patience is None or patience.expired():
-                continue
-            if isinstance(self._decide(item), Route):
-                patience.reschedule(now)
+            if item.asking and isinstance(self._decide(item), Route):
+                item.give_up()
 
     async def _run(self, item: Work, client: Client) -> None:
         """All attempts of one request, and every way out of them."""
@@ -183,25 +180,31 @@ class Pipeline:
             item.trace = self._spans.begin(item.inbound.headers)
         self._running.add(item)
         self._budget.request()
+        # A timer and a word why, where asyncio.timeout would take ten calls.
+        timer = asyncio.get_running_loop().call_later(item.timeout_s, item.cut, Cut.LATE)
         try:
-            async with asyncio.timeout(item.timeout_s):
-                await self._attempts(item, client)
-        except TimeoutError:
-            late = DeadlineExceeded(f"No complete answer within {item.timeout_s:g} s.")
-            await self._fail(item, client, late, Outcome.DEADLINE)
+            await self._attempts(item, client)
         except ClientGone:
             self._end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
         except asyncio.CancelledError:
-            if not item.aborted or item.task is None:
+            error = self._why_cut(item)
+            if error is None:
                 self._end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
                 raise
-            item.task.uncancel()
-            stop = NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
-            await self._fail(item, client, stop, Outcome.DEADLINE)
+            await self._fail(item, client, error, Outcome.DEADLINE)
         finally:
+            timer.cancel()
             # Still open only after an error that nobody foresaw, which is not the worker's.
             self._end(item, Outcome.CLIENT_GONE, 500)
             self._running.discard(item)
+
+    def _why_cut(self, item: Work) -> ApiError | None:
+        """What to tell the client of a request that was cancelled; None: it was not us alone."""
+        if item.why is None or item.task is None or item.task.uncancel():
+            return None
+        if item.why is Cut.SHUTDOWN:
+            return NoCapacity("The gateway is shutting down.", retry_after_s=1.0)
+        return DeadlineExceeded(f"No complete answer within {item.timeout_s:g} s.")
 
     async def _attempts(self, item: Work, client: Client) -> None:
         await self._first_worker(item)
@@ -220,13 +223,14 @@ class Pipeline:
 
     async def _first_worker(self, item: Work) -> None:
         """Bind the request to a worker, as soon as one has room."""
-        begun = self._clock()
-        try:
-            item.ticket = await self._gate.passes(
-                item.query, item.expected_tokens, partial(self._bind, item)
-            )
-        except Shed as error:
-            raise self._rejected(item, Reject(error, error.reason)) from None
+        begun, gate, query = self._clock(), self._gate, item.query
+        bind = partial(self._bind, item)
+        own_s: float | None = 0.0
+        if gate.queue.waiting(query.model) or (own_s := bind(gate.may_hold)) is not None:
+            try:
+                item.ticket = await gate.passes(query, item.expected_tokens, bind, own_s or 0.0)
+            except Shed as error:
+                raise self._rejected(item, Reject(error, error.reason)) from None
         now = self._clock()
         waited = now - begun if item.ticket is not None else 0.0
         self._metrics.waited(waited)
@@ -254,14 +258,15 @@ class Pipeline:
         call = self._upstream.open(
             item.lease.url, item.path, headers, self._body(item), timeouts=self._timeouts
         )
+        item.asking, item.given_up = True, False
         try:
-            async with asyncio.timeout(None) as item.patience, call as response:
+            async with call as response:
                 await attempt.deliver(item, response, client, self._end, self._clock)
         except UpstreamError as error:
             return refusals.from_upstream(error)
-        except TimeoutError:
-            assert item.patience is not None
-            assert item.patience.expired()
+        except asyncio.CancelledError:
+            if not item.given_up or item.task is None or item.task.uncancel():
+                raise
             return refusals.from_upstream(UpstreamTimeout("the worker answers nothing any more"))
         except AttemptFailed as failure:
             if failure.reason == refusals.MODEL_GONE:
@@ -270,7 +275,7 @@ class Pipeline:
                 self._budget.success()
             return failure
         finally:
-            item.patience = None
+            item.asking = False
         self._budget.success()
         return None
 

@@ -167,6 +167,10 @@ class Limiter:
                 raise NoCapacity("The limits of this key cannot be checked now.", retry_after_s=1.0)
             self._meters.enter(name, limits, tokens, self._clock())
 
+    def count(self, name: str) -> None:
+        """A request begins of a tenant without limits; one that has some when it ends is fine."""
+        self._meters.count(name)
+
     async def _asks(self, name: str, limits: Limits, tokens: int) -> bool:
         """Whether Redis let the request in; False: it does not say. Raises ``RateLimited``."""
         answer: asyncio.Future[RateLimited | None] = asyncio.get_running_loop().create_future()

@@ -182,6 +182,13 @@ class Meters:
         meter.flow(limits, now)
         self._add(meter, tokens)
 
+    def count(self, name: str) -> None:
+        """A request begins that no limit is for: only that it runs is of interest."""
+        meter = self._meters.get(name)
+        if meter is None:
+            meter = self._meters[name] = _Meter()
+        meter.running += 1
+
     def _add(self, meter: _Meter, tokens: int) -> None:
         meter.requests += 1
         meter.tokens += tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from enum import Enum
 
 import msgspec
 
@@ -29,8 +29,14 @@ MAX_NAME = 256
 """Longest session name that is looked at."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Work:
+class Cut(Enum):
+    """Why a request is ended from here."""
+
+    LATE = "late"
+    SHUTDOWN = "shutdown"
+
+
+class Work(msgspec.Struct, kw_only=True, eq=False):
     """Made by :func:`generation` or :func:`relayed`; moved on by the pipeline only."""
 
     inbound: Inbound
@@ -48,7 +54,7 @@ class Work:
     """Goes into the body in place of the client's own where the engine understands it."""
     shared: str = ""
     """Tells a worker of ours where the salt begins (``shared.sharedprefix``); empty: at once."""
-    tried: list[WorkerId] = field(default_factory=list)
+    tried: list[WorkerId] = []
     route: Route | None = None
     lease: Lease | None = None
     ticket: Ticket | None = None
@@ -56,9 +62,12 @@ class Work:
     tap: StreamTap | None = None
     task: asyncio.Task[object] | None = None
     client: Client | None = None
-    patience: asyncio.Timeout | None = None
-    """Of the attempt under way: ends it when its worker hangs."""
-    aborted: bool = False
+    asking: bool = False
+    """A worker is being asked."""
+    given_up: bool = False
+    """The attempt under way is: its worker hangs."""
+    why: Cut | None = None
+    """The task has been cancelled for this."""
     trace: RequestTrace | None = None
     """It is traced: a span for it and for each attempt."""
 
@@ -77,6 +86,18 @@ class Work:
             and self.client is not None
             and not self.client.started
         )
+
+    def cut(self, why: Cut) -> None:
+        """End it; its task learns of that where it waits. The first reason counts."""
+        if self.why is None and self.task is not None:
+            self.why = why
+            self.task.cancel()
+
+    def give_up(self) -> None:
+        """End the attempt under way, not the request."""
+        if not self.given_up and self.task is not None:
+            self.given_up = True
+            self.task.cancel()
 
     def attempt(self, route: Route, lease: Lease) -> None:
         """A further worker is tried."""
