@@ -37,7 +37,7 @@ import uvloop  # noqa: E402
 
 from gateway.build import Gateway  # noqa: E402
 from gateway.cli.serve import COLLECT  # noqa: E402
-from gateway.config import GatewayConfig, LedgerConfig, RedisConfig  # noqa: E402
+from gateway.config import GatewayConfig, LedgerConfig  # noqa: E402
 from gateway.wire.connection import Connection  # noqa: E402
 from gateway.wire.server import ServerConnection  # noqa: E402
 from shared.load import WorkerInfo  # noqa: E402
@@ -120,7 +120,7 @@ class Bench:
     """One gateway, its clients and its workers."""
 
     def __init__(self, folder: str, texts: list[bytes], chunks: int) -> None:
-        config = GatewayConfig(ledger=LedgerConfig(dir=folder), redis=RedisConfig(url="none"))
+        config = GatewayConfig(ledger=LedgerConfig(dir=folder))
         self._gateway = Gateway(config)
         self._loop = asyncio.get_running_loop()
         self._texts, self._chunks = texts, chunks
@@ -229,7 +229,8 @@ def requests_of(size: int, *, stream: bool) -> list[bytes]:
 def show(profiler: cProfile.Profile, requests: int, order: str) -> None:
     """Calls for each request, by file and by function."""
     stats: Any = pstats.Stats(profiler)
-    rows, files = [], Counter[str]()
+    rows: list[tuple[float, float, str]] = []
+    files = Counter[str]()
     for (file, line, name), row in stats.stats.items():
         short = file.removeprefix(f"{ROOT}/").split("/python3.11/")[-1]
         rows.append((row[1] / requests, row[2] / requests * 1e6, f"{short}:{line} {name}"))
@@ -242,8 +243,9 @@ def show(profiler: cProfile.Profile, requests: int, order: str) -> None:
     if order:
         for short, calls in files.most_common(60):
             print(f"{calls / requests:8.1f}  {short}")
-        for row in sorted(rows, key=lambda row: -row[0 if order == "calls" else 1])[:120]:
-            print("{:8.2f} calls {:8.2f} us  {}".format(*row))
+        rows.sort(key=lambda row: row[0 if order == "calls" else 1], reverse=True)
+        for calls_each, micros, name in rows[:120]:
+            print(f"{calls_each:8.2f} calls {micros:8.2f} us  {name}")
 
 
 async def measure(options: argparse.Namespace) -> None:

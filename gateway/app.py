@@ -67,6 +67,7 @@ READS = frozenset({*OPEN, MODELS, MODEL, OPENAPI})
 OTHER = "other"
 """Label of all paths that are no route."""
 
+_MEMO, _IS_JSON = "route", "json"
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -140,10 +141,14 @@ class App:
 
     async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
         """Answer one request; the server's entry point."""
-        route = route_of(request.path)
+        memo = request.memo
+        seen: tuple[str, str] | None = memo.get(_MEMO)
+        if seen is None:
+            own = request.headers.get("x-request-id", "")
+            own = own if _PLAIN_ID.fullmatch(own) else ""
+            seen = memo[_MEMO] = route_of(request.path), own
+        route, own = seen
         request_id = RequestId(f"req-{self._ids.getrandbits(96):024x}")
-        own = request.headers.get("x-request-id", "")
-        own = own if _PLAIN_ID.fullmatch(own) else ""
         inbound = Inbound(
             request_id=request_id,
             route=route,
@@ -153,6 +158,7 @@ class App:
             arrived=self._clock(),
             wall_at=time.time(),
             client_id=own,
+            memo=memo,
         )
         client = WireClient(request, connection, [("x-request-id", own or request_id)])
         try:
@@ -189,8 +195,9 @@ class App:
             raise MethodNotAllowed("This route takes POST only.")
         self._refuse_if_draining()
         kind = GENERATE.get(route)
-        if kind is not None:
+        if kind is not None and _IS_JSON not in request.memo:
             check_json(request.headers)
+            request.memo[_IS_JSON] = True
         inbound.body = await request.body(self._max_body)
         self._refuse_if_draining()
         # What is being served; a body that is still coming in (slowly) holds up no shutdown.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -81,8 +80,7 @@ def error_answer(error: ApiError) -> Answer:
     return Answer(error.status, msgspec.json.encode(error.body()), headers)
 
 
-@dataclass(slots=True, kw_only=True)
-class Inbound:
+class Inbound(msgspec.Struct, kw_only=True, eq=False):
     """One request as the pipeline sees it."""
 
     request_id: RequestId
@@ -103,6 +101,8 @@ class Inbound:
     """The client's own ``x-request-id`` if it sent one that is short and plain."""
     model: str = ""
     """As the client named it, once the body has been read."""
+    memo: dict[str, Any] = {}
+    """What was made of the headers; requests whose heads are equal may share it."""
     record: RequestRecord | None = None
     """Of the last attempt, or of the rejection."""
 

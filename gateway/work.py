@@ -17,6 +17,7 @@ from gateway.router import Lease
 from gateway.routing.base import Query
 from gateway.spans import RequestTrace
 from gateway.streaming import StreamTap
+from gateway.wire.heads import plus, sealed
 from shared import openai
 from shared.blocks import GRANULE
 from shared.deadline import timeout_s
@@ -25,6 +26,7 @@ from shared.openai import GenerateRequest
 from shared.types import WorkerId
 
 _USUAL_OUTPUT = 128
+_MEMO = "terms"
 MAX_NAME = 256
 """Longest session name that is looked at."""
 
@@ -112,14 +114,14 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
         """Headers with what was decided about the attempt that gave the answer."""
         if not self.show or self.route is None:
             return headers
-        return [
-            *headers,
+        return plus(
+            headers,
             ("x-headwater-worker", self.route.worker),
             ("x-headwater-policy", self.route.policy),
             ("x-headwater-prompt-tokens", str(self.query.prompt_tokens)),
             ("x-headwater-matched-tokens", str(self.route.matched_tokens)),
             ("x-headwater-attempts", str(len(self.tried))),
-        ]
+        )
 
 
 def generation(
@@ -128,10 +130,11 @@ def generation(
     """A chat or text completion. Usage is asked for even if the client did not, and the limit is
     given by both of its names."""
     prompt = prompt or Prompt()
-    headers = inbound.headers
-    session = headers.get("x-headwater-session") or request.session or ""
+    # The stream and the usage are read on the way, so they must not come packed.
+    terms = _terms(inbound, config, "identity")
     ask = request.stream and not request.include_usage
     limited = openai.with_limit(request)
+    scores = request.scores_prompt
     return Work(
         inbound=inbound,
         query=Query(
@@ -141,21 +144,20 @@ def generation(
             max_tokens=max(0, request.max_tokens or 0),
             arrived=inbound.arrived,
             # What nobody will reuse must not be expected, nor be missed when it is not delivered.
-            keys=() if request.scores_prompt else prompt.keys,
-            plain_keys=() if request.scores_prompt else prompt.plain_keys,
+            keys=() if scores else prompt.keys,
+            plain_keys=() if scores else prompt.plain_keys,
             adapter=prompt.adapter,
-            session=session[:MAX_NAME],
+            session=terms.session or (request.session or "")[:MAX_NAME],
             tenant=inbound.tenant,
-            priority=_priority(headers),
-            deadline=inbound.arrived + _timeout(headers, config),
+            priority=terms.priority,
+            deadline=inbound.arrived + terms.timeout_s,
         ),
         request=request,
         path=inbound.route,
-        # The stream and the usage are read on the way, so they must not come packed.
-        headers=_outgoing(inbound, config, "identity"),
+        headers=plus(terms.headers, ("x-request-id", inbound.request_id)),
         body=openai.with_usage(limited) if ask else limited,
-        policy=_policy(headers, config),
-        timeout_s=_timeout(headers, config),
+        policy=terms.policy,
+        timeout_s=terms.timeout_s,
         show=config.listen.headers,
         shared=prompt.shared,
     )
@@ -191,6 +193,7 @@ def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> W
             param="model",
             code="model_not_found",
         )
+    terms = _terms(inbound, config, inbound.headers.get("Accept-Encoding", "identity"))
     query = Query(
         request_id=inbound.request_id,
         model=model,
@@ -198,28 +201,53 @@ def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> W
         max_tokens=0,
         arrived=inbound.arrived,
         tenant=inbound.tenant,
-        priority=_priority(inbound.headers),
-        deadline=inbound.arrived + _timeout(inbound.headers, config),
+        priority=terms.priority,
+        deadline=inbound.arrived + terms.timeout_s,
     )
     return Work(
         inbound=inbound,
         query=query,
         request=None,
         path=inbound.target,
-        headers=_outgoing(inbound, config, inbound.headers.get("Accept-Encoding", "identity")),
+        headers=plus(terms.headers, ("x-request-id", inbound.request_id)),
         body=inbound.body,
         policy=None,
-        timeout_s=_timeout(inbound.headers, config),
+        timeout_s=terms.timeout_s,
         show=config.listen.headers,
     )
 
 
-def _outgoing(inbound: Inbound, config: GatewayConfig, encoding: str) -> Headers:
-    headers = end_to_end(inbound.headers.items(), KEPT_FROM_WORKERS)
-    headers += [("Accept-Encoding", encoding), ("x-request-id", inbound.request_id)]
-    if config.workers.api_key:
-        headers.append(("Authorization", f"Bearer {config.workers.api_key}"))
-    return headers
+class _Terms(msgspec.Struct, frozen=True):
+    """What a request's headers ask for, and which go on: the same for all with an equal head."""
+
+    config: GatewayConfig
+    session: str
+    priority: int
+    timeout_s: float
+    policy: str | None
+    headers: Headers
+
+
+def _terms(inbound: Inbound, config: GatewayConfig, encoding: str) -> _Terms:
+    """Raises ``BadRequest``. ``encoding``: what of packed answers the worker may send."""
+    terms: _Terms | None = inbound.memo.get(_MEMO)
+    # One head is used on one route only; the configuration may have been changed meanwhile.
+    if terms is None or terms.config is not config:
+        headers = inbound.headers
+        forwarded = end_to_end(headers.items(), KEPT_FROM_WORKERS)
+        forwarded.append(("Accept-Encoding", encoding))
+        if config.workers.api_key:
+            forwarded.append(("Authorization", f"Bearer {config.workers.api_key}"))
+        terms = _Terms(
+            config=config,
+            session=headers.get("x-headwater-session", "")[:MAX_NAME],
+            priority=_priority(headers),
+            timeout_s=_timeout(headers, config),
+            policy=_policy(headers, config),
+            headers=sealed(forwarded),
+        )
+        inbound.memo[_MEMO] = terms
+    return terms
 
 
 def _policy(headers: Mapping[str, str], config: GatewayConfig) -> str | None:

@@ -8,13 +8,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gateway.exchange import Answer, ClientGone, Headers
-from gateway.wire.heads import encoded
+from gateway.wire.heads import Sealed, encoded
 
 if TYPE_CHECKING:
     from gateway.wire.request import ServerRequest
     from gateway.wire.server import ServerConnection
 
 SERVER = "headwater"
+_SERVER = ("Server", SERVER)
+_NONE: Headers = []
 _BODYLESS = frozenset({204, 205, 304})
 
 
@@ -42,22 +44,25 @@ def _start(status: int) -> str:
     return _STARTS.get(status) or f"HTTP/1.1 {status} Unknown"
 
 
-def _ours(headers: Headers, date: str) -> Headers:
-    named = {name.lower() for name, _ in headers}
-    added = [("Date", date)]
-    if "server" not in named:
-        added.append(("Server", SERVER))
-    return [*headers, *added]
+def _added(headers: Headers, extra: Headers, date: str) -> Headers:
+    """``extra`` and what every answer says of itself."""
+    added = [*extra, ("Date", date)]
+    # Those that are sealed come from a worker, whose name ends at the gateway.
+    if type(headers) is Sealed or not any(name.lower() == "server" for name, _ in headers):
+        added.append(_SERVER)
+    return added
 
 
-def whole_head(answer: Answer, date: str, *, close: bool, old: bool = False) -> bytes:
+def whole_head(
+    answer: Answer, date: str, extra: Headers = _NONE, *, close: bool, old: bool = False
+) -> bytes:
     """Head of a whole answer. Raises :class:`gateway.wire.heads.BadHead`."""
-    headers = _ours(answer.headers, date)
+    added = _added(answer.headers, extra, date)
     if answer.status not in _BODYLESS:
-        headers.append(("Content-Length", str(len(answer.body))))
+        added.append(("Content-Length", str(len(answer.body))))
     if close or old:
-        headers.append(("Connection", "close" if close else "keep-alive"))
-    return encoded(_start(answer.status), headers)
+        added.append(("Connection", "close" if close else "keep-alive"))
+    return encoded(_start(answer.status), answer.headers, added)
 
 
 class WireClient:
@@ -91,10 +96,7 @@ class WireClient:
         self.started, self.status = True, answer.status
         closing = self._closes()
         head = whole_head(
-            Answer(answer.status, answer.body, answer.headers + self._extra),
-            self._connection.date,
-            close=closing,
-            old=self._request.old,
+            answer, self._connection.date, self._extra, close=closing, old=self._request.old
         )
         bodyless = self._request.method == "HEAD" or answer.status in _BODYLESS
         self._connection.send(head if bodyless else head + answer.body)
@@ -105,12 +107,12 @@ class WireClient:
         self._chunked = not self._request.old
         if not self._chunked:
             self.close = True
-        lines = _ours(headers + self._extra, self._connection.date)
+        lines = _added(headers, self._extra, self._connection.date)
         if self._chunked:
             lines.append(("Transfer-Encoding", "chunked"))
         if self._closes():
             lines.append(("Connection", "close"))
-        self._head = encoded(_start(status), lines)
+        self._head = encoded(_start(status), headers, lines)
 
     async def write(self, data: bytes) -> None:
         """See :class:`gateway.exchange.Client`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
-from gateway.exchange import KEPT_FROM_CLIENTS, end_to_end
+from gateway.exchange import KEPT_FROM_CLIENTS, Headers, end_to_end
 from gateway.upstream import (
     IDLE_CONNECTION_S,
     MAX_STALE,
@@ -28,7 +28,7 @@ from gateway.upstream import (
 )
 from gateway.wire.addresses import Addresses
 from gateway.wire.connection import Connection
-from gateway.wire.heads import BadHead, decoded, encoded
+from gateway.wire.heads import BadHead, decoded, encoded, sealed
 
 _PLAIN = {"http": 80, "https": 443}
 _MAX_ORIGINS = 4096
@@ -82,10 +82,17 @@ class _Response:
     def __init__(self, connection: Connection, *, verbatim: bool) -> None:
         self._connection = connection
         self.status = connection.status
+        known = connection.known
+        if known is not None and known.headers is not None:
+            self.headers, self.content_type = known.headers, known.content_type
+            return
         pairs = decoded(connection.headers)
         self.headers = pairs if verbatim else end_to_end(pairs, KEPT_FROM_CLIENTS)
         kind = next((value for name, value in pairs if name.lower() == "content-type"), "")
         self.content_type = kind.split(";", 1)[0].strip().lower()
+        if known is not None and not verbatim:
+            self.headers = sealed(self.headers)
+            known.headers, known.content_type = self.headers, self.content_type
 
     async def read(self) -> bytes:
         return await self._connection.read()
@@ -260,7 +267,7 @@ class WireUpstream:
                 sock = await self._addresses.socket(origin.host, origin.port)
                 try:
                     _, connection = await self._loop.create_connection(
-                        lambda: Connection(self._loop),
+                        lambda: Connection(self._loop, learns=not self.verbatim),
                         sock=sock,
                         ssl=self._context() if origin.tls else None,
                         server_hostname=origin.host if origin.tls else None,
@@ -303,9 +310,9 @@ class _Refused:
 def _head(
     method: str, origin: Origin, path: str, headers: Iterable[tuple[str, str]], length: int
 ) -> bytes:
-    lines = [("Host", origin.host_header), *headers]
-    if origin.authorization and not any(name.lower() == "authorization" for name, _ in lines):
-        lines.append(("Authorization", origin.authorization))
+    more: Headers = []
+    if origin.authorization and not any(name.lower() == "authorization" for name, _ in headers):
+        more.append(("Authorization", origin.authorization))
     if length or method != "GET":
-        lines.append(("Content-Length", str(length)))
-    return encoded(f"{method} {origin.prefix}{path} HTTP/1.1", lines)
+        more.append(("Content-Length", str(length)))
+    return encoded(f"{method} {origin.prefix}{path} HTTP/1.1", headers, more, origin.host_header)

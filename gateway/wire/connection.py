@@ -14,14 +14,31 @@ from typing import cast
 
 import httptools
 
+from gateway.exchange import Headers
 from gateway.upstream import READ_BYTES, UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.wire.known import KnownHead, learn
 
 MAX_HEAD_BYTES = 65_536
 """All heads of one answer together, interim ones included."""
 
+STRANGE_HEADS = 8
+"""After so many answers in a row whose heads differ, those of a connection are not compared."""
+
 RawHeaders = list[tuple[bytes, bytes]]
 
 _FRAMED = (b"content-length", b"transfer-encoding")
+
+
+class Told:
+    """What a head of an answer that may come again was found to say."""
+
+    __slots__ = ("content_type", "headers", "raw")
+
+    def __init__(self, raw: RawHeaders) -> None:
+        self.raw = raw
+        self.headers: Headers | None = None
+        """Those that go on to the client; None: nobody has looked yet."""
+        self.content_type = ""
 
 
 class Connection(asyncio.Protocol):
@@ -35,11 +52,15 @@ class Connection(asyncio.Protocol):
         "_idle_s",
         "_interim",
         "_keep",
+        "_learns",
         "_loop",
+        "_met",
         "_parser",
         "_paused",
         "_pieces",
+        "_rest",
         "_since",
+        "_strange",
         "_take",
         "_timer",
         "_timer_at",
@@ -52,12 +73,15 @@ class Connection(asyncio.Protocol):
         "headers",
         "heard",
         "idle_since",
+        "known",
         "lost",
         "status",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, learns: bool = True) -> None:
+        """``learns``: nobody reads the length and the date in the heads of answers."""
         self._loop = loop
+        self._learns = learns
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -70,6 +94,10 @@ class Connection(asyncio.Protocol):
         self.busy = False
         """An exchange is under way."""
         self.idle_since = 0.0
+        self._met: KnownHead[Told] | None = None
+        """The head of an earlier answer, if it may come again."""
+        self._strange = 0
+        """Heads in a row that were others."""
         self._reset()
 
     def _reset(self) -> None:
@@ -80,6 +108,10 @@ class Connection(asyncio.Protocol):
         self.has_head = False
         self.complete = False
         """The answer has been received to its end."""
+        self.known: Told | None = None
+        """Of the answer that is being read, if its head was or can be met again."""
+        self._rest = 0
+        """So much is to come of a body whose head was known: it needs no parser."""
         self._keep = self._extra = self._interim = self._paused = False
         self._pieces: list[bytes] = []
         self._buffered = self._head_bytes = self._unsent = 0
@@ -218,11 +250,15 @@ class Connection(asyncio.Protocol):
         if not self.busy:  # nobody asked
             self.abort()
             return
+        first = not self.heard
         self.heard = True
-        if not self.has_head:
-            self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            if self._rest:
+                data = self._body_piece(data)
+            elif first and (met := self._met) is not None and (at := met.end_in(data)):
+                data = self._known_answer(met, data, at)
+            if data:
+                self._parse(data, first)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._break("the worker's answer is no valid HTTP")
             return
@@ -234,6 +270,43 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         if self.has_head and (self._take is None or not self._given(self._take)):
             self._wake()
+
+    def _parse(self, data: bytes, first: bool) -> None:
+        """``first``: nothing of the answer has come before."""
+        if not self.has_head:
+            self._head_bytes += len(data)
+        self._parser.feed_data(data)
+        if first and self.complete and self._keep and self._strange < STRANGE_HEADS:
+            self._learn(data)
+
+    def _learn(self, data: bytes) -> None:
+        """Keep the head of a whole answer, for it may come again."""
+        if self._learns and self.status == 200 and self.known is None:
+            self._strange += 1
+            told = Told(self.headers)
+            self._met = learn(data, b"HTTP/1.1 200 ", len(self.headers), told, dated=True)
+            self.known = None if self._met is None else told
+
+    def _known_answer(self, met: KnownHead[Told], data: bytes, at: int) -> bytes:
+        """An answer begins whose body is at ``at``; returns what lies behind it."""
+        self._strange = 0
+        self.known = met.meaning
+        self.status, self.has_head, self.headers = 200, True, met.meaning.raw
+        self._rest = met.length
+        return self._body_piece(data[at:])
+
+    def _body_piece(self, data: bytes) -> bytes:
+        """More of a body without a parser; returns what lies behind it."""
+        more = data[self._rest :]
+        if more:
+            data = data[: self._rest]
+        self._rest -= len(data)
+        if data:
+            self._pieces.append(data)
+            self._buffered += len(data)
+        if not self._rest:
+            self.complete = self._keep = True
+        return more
 
     def eof_received(self) -> None:
         """See :class:`asyncio.Protocol`: the connection is closed then."""

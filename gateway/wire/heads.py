@@ -8,25 +8,81 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_ILLEGAL = re.compile(r"[\r\n\0]")
 _IN_START = re.compile(r"[A-Z]+ [!-~\x80-\U0010ffff]+ HTTP/1\.1|HTTP/1\.1 [0-9]{3} [ -~]*")
+_MAX_STARTS = 1024
+_SHORT_START = 200
+_starts: dict[tuple[str, str], bytes] = {}
+"""Start lines that were found to be good, with their hosts, as bytes."""
 
 
 class BadHead(ValueError):
     """A line break or a zero byte where none may be: whoever sent it wanted a second head."""
 
 
-def encoded(start: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Start line and headers with the empty line behind them. Raises :class:`BadHead`."""
+class Sealed(list[tuple[str, str]]):
+    """Headers that are met again and again: the first of them are bytes already."""
+
+    __slots__ = ("done", "wire")
+
+    def __init__(self, headers: Iterable[tuple[str, str]], done: int, wire: bytes) -> None:
+        """``wire``: the lines of the first ``done`` of them."""
+        super().__init__(headers)
+        self.done, self.wire = done, wire
+
+
+def sealed(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The headers as bytes too; as they are if they cannot be, which :func:`encoded` tells."""
+    try:
+        return Sealed(headers, len(headers), _lines(headers))
+    except BadHead:
+        return headers
+
+
+def plus(headers: list[tuple[str, str]], *more: tuple[str, str]) -> list[tuple[str, str]]:
+    """The headers with some more behind them."""
+    if type(headers) is Sealed:
+        made = Sealed(headers, headers.done, headers.wire)
+        made.extend(more)
+        return made
+    return [*headers, *more]
+
+
+def encoded(
+    start: str,
+    headers: Iterable[tuple[str, str]],
+    more: Iterable[tuple[str, str]] = (),
+    host: str = "",
+) -> bytes:
+    """Start line and headers with the empty line behind them. Raises :class:`BadHead`.
+
+    :param host: of a request; stands first.
+    """
+    first = _starts.get((start, host)) or _checked(start, host)
+    if type(headers) is Sealed:
+        return b"%b%b%b\r\n" % (first, headers.wire, _lines([*headers[headers.done :], *more]))
+    return b"%b%b\r\n" % (first, _lines([*headers, *more]))
+
+
+def _checked(start: str, host: str) -> bytes:
     if not _IN_START.fullmatch(start):
         raise BadHead(start[:100])
-    lines = [start]
-    lines.extend([f"{name}: {value}" for name, value in headers])
-    text = "\r\n".join(lines)
+    line = f"{start}\r\n".encode("utf-8", "surrogateescape")
+    if host:
+        line += _lines([("Host", host)])
+    if len(start) <= _SHORT_START:
+        if len(_starts) >= _MAX_STARTS:
+            _starts.clear()
+        _starts[start, host] = line
+    return line
+
+
+def _lines(headers: list[tuple[str, str]]) -> bytes:
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers])
     # Each line adds one CR LF; any more of them, and any zero byte, came from inside a line.
-    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1 or "\0" in text:
-        raise BadHead(next(line for line in lines if _ILLEGAL.search(line))[:100])
-    return f"{text}\r\n\r\n".encode("utf-8", "surrogateescape")
+    size = len(headers)
+    if text.count("\n") != size or text.count("\r") != size or "\0" in text:
+        raise BadHead("a line break or a zero byte in a header")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def decoded(pairs: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

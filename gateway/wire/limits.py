@@ -13,6 +13,9 @@ BODY_RATE = 64 * 1024
 LINGER_S = 5.0
 """After an early answer, how long the rest of a body is read and thrown away."""
 MAX_HEAD_BYTES = 65_536
+STRANGE_HEADS = 8
+"""After so many heads in a row that differ from the one before, a connection's are not compared any
+more."""
 MAX_PIPELINED = 16
 """About so many requests of one connection are read ahead; the rest waits unread."""
 SLICE_BYTES = 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multidict import CIMultiDict
 
@@ -13,6 +13,10 @@ from shared.errors import BadRequest, PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
     from gateway.wire.server import ServerConnection
+
+
+Meaning = tuple[str, str, str, CIMultiDict[str], dict[str, Any]]
+"""Method, target, path, headers, memo."""
 
 
 class ServerRequest:
@@ -30,6 +34,7 @@ class ServerRequest:
         "headers",
         "keep_alive",
         "length",
+        "memo",
         "method",
         "old",
         "path",
@@ -46,6 +51,9 @@ class ServerRequest:
         """Path and query as they came."""
         self.path = ""
         self.headers: CIMultiDict[str] = CIMultiDict()
+        """Read only: requests with one head share them."""
+        self.memo: dict[str, Any] = {}
+        """What was made of the head; shared in the same way."""
         self.length: int | None = None
         """Announced size of the body; None = in chunks, or no body."""
         self.old = False
@@ -57,6 +65,16 @@ class ServerRequest:
         self.broken = False
         self.discard = False
         """What still comes of the body is thrown away."""
+
+    def has_head(self, meaning: Meaning) -> None:
+        """Its head is one that has been read before."""
+        self.method, self.target, self.path, self.headers, self.memo = meaning
+        self.keep_alive = True
+
+    def share_head(self) -> Meaning:
+        """What of its head holds for all requests with the same one: not its length."""
+        self.headers.popall("Content-Length", None)
+        return self.method, self.target, self.path, self.headers, self.memo
 
     async def body(self, limit: int) -> bytes:
         """The whole body; at most ``limit`` bytes and what one read brings are ever held.

@@ -26,7 +26,8 @@ from gateway.exchange import error_answer
 from gateway.wire import limits
 from gateway.wire.answers import Dates, whole_head
 from gateway.wire.heading import read_head
-from gateway.wire.request import ServerRequest
+from gateway.wire.known import KnownHead, learn
+from gateway.wire.request import Meaning, ServerRequest
 from shared.errors import ApiError, BadRequest, HeadTooLarge
 
 Handler = Callable[[ServerRequest, "ServerConnection"], Awaitable[None]]
@@ -42,17 +43,22 @@ class ServerConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
+        "_between",
         "_closing",
         "_drained",
         "_head_bytes",
         "_held",
+        "_idle_since",
+        "_known",
         "_line",
         "_linger",
         "_loop",
         "_parser",
         "_paused",
+        "_rest",
         "_resumes",
         "_server",
+        "_strange",
         "_task",
         "_timer",
         "_transport",
@@ -80,6 +86,15 @@ class ServerConnection(asyncio.Protocol):
         """What is parsed is the head that :meth:`_stay` puts before a body."""
         self._closing = False
         """Nothing that still comes is looked at."""
+        self._known: KnownHead[Meaning] | None = None
+        """The head that was parsed last, if it may come again."""
+        self._strange = 0
+        """Heads in a row that were others."""
+        self._between = True
+        """The parser waits for the beginning of a request."""
+        self._rest = 0
+        """So much is to come of a body whose head was known: it needs no parser."""
+        self._idle_since: float | None = None
         self.current = ServerRequest(self)
         """Whose head or body is being read."""
         self.lost = False
@@ -152,9 +167,7 @@ class ServerConnection(asyncio.Protocol):
     # --- one request after the other
 
     def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._idle_since = None
         self._task = self._loop.create_task(self._serve(self._line[0]))
 
     async def _serve(self, request: ServerRequest) -> None:
@@ -202,11 +215,20 @@ class ServerConnection(asyncio.Protocol):
             self._await_head()
 
     def _await_head(self) -> None:
-        self._timer = self._loop.call_later(limits.HEAD_S, self._silent)
+        # One timer serves many requests: it looks at the clock when it fires.
+        self._idle_since = now = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(now + limits.HEAD_S, self._silent)
 
     def _silent(self) -> None:
         """No head came in time; a client that is still taking in its last answer gets more."""
-        assert self._transport is not None
+        self._timer = None
+        if self._idle_since is None or self._transport is None:
+            return
+        due = self._idle_since + limits.HEAD_S
+        if self._loop.time() < due:
+            self._timer = self._loop.call_at(due, self._silent)
+            return
         unsent = self._transport.get_write_buffer_size()
         if unsent and unsent != self._unsent:
             self._unsent = unsent
@@ -257,11 +279,67 @@ class ServerConnection(asyncio.Protocol):
         """See :class:`asyncio.Protocol`."""
         if self._held:  # read before the pause came into force
             self._held += data
+        elif self._rest:
+            self._receive(self._body_piece(data))
+        elif (
+            (known := self._known) is not None
+            and self._between
+            and not self._line
+            and not self._closing
+            and (at := known.end_in(data))
+        ):
+            self._receive(self._known_request(known, data, at))
         else:
+            first = self._between and not self._line
             self._receive(data)
+            if first and self._strange < limits.STRANGE_HEADS:
+                self._learn(data)
+
+    def _known_request(self, known: KnownHead[Meaning], data: bytes, at: int) -> bytes:
+        """A request begins whose body is at ``at``; returns what lies behind it."""
+        self._strange = 0
+        self.current = request = ServerRequest(self)
+        request.has_head(known.meaning)
+        request.length = self._rest = known.length
+        self._line.append(request)
+        self._begin()
+        return self._body_piece(data[at:])
+
+    def _body_piece(self, data: bytes) -> bytes:
+        """More of a body without a parser; returns what lies behind it."""
+        if self._closing:
+            return b""
+        more = data[self._rest :]
+        if more:
+            data = data[: self._rest]
+        self._rest -= len(data)
+        if data:
+            self.current.take(data)
+        if self._rest:
+            self.current.wake()
+        else:
+            self.on_message_complete()
+        return more
+
+    def _learn(self, data: bytes) -> None:
+        """Keep a head that was read from the beginning of ``data``, for it may come again."""
+        request = self.current
+        self._strange += 1
+        if (
+            request.method == "POST"
+            and list(self._line) == [request]
+            and request.length
+            and request.keep_alive
+            and not (request.old or request.expects or self._closing)
+            and "Upgrade" not in request.headers
+            and "Transfer-Encoding" not in request.headers
+        ):
+            self._known = learn(data, b"POST ", len(request.headers), request.share_head())
 
     def _receive(self, data: bytes) -> None:
         """Parse; of more requests than may wait in line only the first few."""
+        if not data:
+            return
         if len(self._line) + data.count(_END_OF_HEAD) <= limits.MAX_PIPELINED:
             self._parse(data)
         else:
@@ -305,7 +383,7 @@ class ServerConnection(asyncio.Protocol):
             "Transfer-Encoding: chunked" if chunked else f"Content-Length: {request.length or 0}"
         )
         self._parser = httptools.HttpRequestParser(self)
-        request.complete = False
+        request.complete = self._between = False
         self._resumes = True
         self._parser.feed_data(f"POST / HTTP/1.1\r\nHost: h\r\n{framing}\r\n\r\n".encode())
         self._resumes = False
@@ -341,6 +419,7 @@ class ServerConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """A new request."""
         if not self._resumes:
+            self._between = False
             self.current = ServerRequest(self)
 
     def on_url(self, url: bytes) -> None:
@@ -378,6 +457,7 @@ class ServerConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The request has been received to its end."""
         self._head_bytes = 0
+        self._between = True
         self.current.complete = True
         self.current.wake()
         if self._linger is not None:
