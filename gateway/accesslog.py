@@ -39,14 +39,6 @@ class AccessLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     ttft_s: float | None = None
 
 
-class _JsonLine(msgspec.Struct):
-    """An access line with what the general logger adds to its own."""
-
-    timestamp: str
-    level: str
-    event: str
-
-
 class AccessLog(Protocol):
     """Where access lines go."""
 
@@ -93,8 +85,9 @@ class JsonLines:
 
     def tell(self, line: AccessLine) -> None:
         """See :class:`AccessLog`."""
-        head = self._encode(_JsonLine(self._stamps.text(), "info", "request"))
-        self._lines.append(head[:-1] + b"," + self._encode(line)[1:])
+        # What the general logger adds to its own lines, in front.
+        head = b'{"timestamp":"%b","level":"info","event":"request",' % self._stamps.text()
+        self._lines.append(head + self._encode(line)[1:])
         if len(self._lines) >= _MAX_LINES:
             self._flush()
         elif self._timer is None:
@@ -136,13 +129,13 @@ class _Stamps:
 
     def __init__(self) -> None:
         self._second = -1
-        self._text = ""
+        self._text = b""
 
-    def text(self) -> str:
+    def text(self) -> bytes:
         """Now."""
         now = time.time()
         second = int(now)
         if second != self._second:
             self._second = second
-            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._text}.{int((now - second) * 1e6):06d}Z"
+            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+        return b"%b.%06dZ" % (self._text, int((now - second) * 1e6))

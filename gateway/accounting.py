@@ -48,27 +48,37 @@ def account(
     :param usage_prompt: prompt tokens as the engine counted them; None = it did not say.
     :param usage_cached: the engine's ``cached_tokens``; None = it did not say, which is not 0.
     """
-    prompt = max(0, prompt_tokens or usage_prompt or 0)
+    prompt = prompt_tokens or usage_prompt or 0
+    prompt = max(prompt, 0)
     matchable = overlap.matchable_tokens
     if prompt != prompt_tokens:
         matchable = usable_tokens(prompt, prompt, overlap.block_size)
-    matchable = min(max(0, matchable), prompt)
-    reachable = min(max(0, overlap.available_tokens), matchable)
-    isolation = min(max(0, overlap.isolated_tokens), matchable - reachable)
+    # Comparisons, not min and max: this is a part of every request.
+    matchable = prompt if matchable > prompt else max(matchable, 0)
+    reachable = overlap.available_tokens
+    reachable = matchable if reachable > matchable else max(reachable, 0)
+    isolation = overlap.isolated_tokens
+    if isolation:
+        isolation = min(max(0, isolation), matchable - reachable)
     available = reachable + isolation
-    captured = min(max(0, captured_tokens), reachable)
-    evicted = min(max(0, overlap.seen_tokens), matchable) - available
-    evicted = max(0, evicted)
+    captured = reachable if captured_tokens > reachable else max(captured_tokens, 0)
+    seen = overlap.seen_tokens
+    evicted = (min(seen, matchable)) - available
+    evicted = max(evicted, 0)
     missed = reachable - captured
-    draining = min(max(0, overlap.draining_tokens), missed)
+    draining = overlap.draining_tokens
+    if draining:
+        draining = min(max(0, draining), missed)
     elsewhere = missed - draining
-    lost, gained, delivered, unreported = 0, 0, 0, 0
+    lost = gained = delivered = unreported = 0
     if usage_cached is None:
         unreported = captured
     else:
         delivered = max(0, usage_cached)
-        lost = max(0, captured - delivered)
-        gained = max(0, delivered - captured)
+        if delivered < captured:
+            lost = captured - delivered
+        else:
+            gained = delivered - captured
     mismatch = usage_prompt is not None and prompt_tokens > 0 and usage_prompt != prompt_tokens
     return TokenFlow(
         prompt=prompt,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from shared.load import WorkerLoad
 
 
-@dataclass(slots=True, eq=False)
-class Booking:
+class Booking(msgspec.Struct, eq=False):
     """The share of one attempt in a worker's load."""
 
     prefill_s: float

@@ -37,6 +37,22 @@ class Counts(Collector):
         return [family]
 
 
+class Series:
+    """One histogram: counts by bucket, and the sum."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Take in one value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
 class Distribution(Collector):
     """A histogram with labels."""
 
@@ -51,34 +67,32 @@ class Distribution(Collector):
         """``bounds``: upper ends of the buckets, rising; one without an end is added."""
         self._name, self._text, self._labels = name, text, labels
         self._bounds = tuple(float(bound) for bound in bounds)
-        self._counts: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = {}
+        self._series: dict[Labels, Series] = {}
         if not labels:
-            self._series(())  # a metric without labels is there from the start
+            self.series()
         registry.register(self)
 
-    def observe(self, value: float, labels: Labels = ()) -> None:
-        """Take in one value."""
-        counts = self._counts.get(labels)
-        if counts is None:
-            counts = self._series(labels)
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[labels] += value
+    def series(self, *labels: str) -> Series:
+        """The one with these labels; shown once it has a value, that without labels at once."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = Series(self._bounds)
+        return series
 
-    def _series(self, labels: Labels) -> list[int]:
-        counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
-        self._sums[labels] = 0.0
-        return counts
+    def observe(self, value: float, labels: Labels = ()) -> None:
+        """Take in one value; who does so often keeps the :meth:`series`."""
+        self.series(*labels).observe(value)
 
     def collect(self) -> Iterable[Metric]:
         """See :class:`Collector`."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         ends = [*(str(bound) for bound in self._bounds), "+Inf"]
-        for labels, counts in self._counts.items():
+        for labels, series in self._series.items():
             total = 0
             buckets: list[tuple[str, float]] = []
-            for end, count in zip(ends, counts, strict=True):
+            for end, count in zip(ends, series.counts, strict=True):
                 total += count
                 buckets.append((end, total))
-            family.add_metric(labels, buckets, self._sums[labels])
+            if total or not labels:
+                family.add_metric(labels, buckets, series.total)
         return [family]

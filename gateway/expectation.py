@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gateway.routing.base import Query
 from shared.blocks import GRANULE
@@ -10,8 +10,7 @@ from shared.openai import Usage
 from shared.types import WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(msgspec.Struct, frozen=True):
     """What was predicted of a prompt on the worker it was sent to. In tokens of its keys."""
 
     place: WorkerId | None
@@ -34,8 +33,7 @@ class Expectation:
     """Granules per key of the worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """What an answer's usage said, in tokens of the prompt's keys."""
 
     prompt_tokens: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -48,8 +47,7 @@ def path_of(query: Query) -> tuple[int, ...]:
     return tuple(path)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False, kw_only=True):
     """What was booked for an attempt, and what is known of it so far."""
 
     route: Route

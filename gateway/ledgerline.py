@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import astuple
 
 from gateway.records import Outcome, RequestRecord, Shadow, TokenFlow, Why
 
@@ -36,6 +37,7 @@ _SHORTER = {
 }
 FLOW_KEYS = {name: _SHORTER.get(name, name) for name in TokenFlow.__struct_fields__}
 """Field of ``TokenFlow`` -> its key in a line's ``flow``."""
+_FLOW_KEYS = tuple(FLOW_KEYS.values())
 _FLOW_NAMES = {key: name for name, key in FLOW_KEYS.items()}
 
 
@@ -169,7 +171,7 @@ def encode_record(record: RequestRecord, salt: bytes = b"") -> bytes:
 
     :param salt: keys the hashes of ``family`` and ``path``; empty writes them as they are.
     """
-    flow = {key: n for name, key in FLOW_KEYS.items() if (n := getattr(record.flow, name))}
+    flow = {key: n for key, n in zip(_FLOW_KEYS, astuple(record.flow), strict=True) if n}
     why, shadow = record.why, record.round_robin
     line = LedgerLine(
         v=VERSION,

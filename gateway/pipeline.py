@@ -90,6 +90,9 @@ class Pipeline:
     def __init__(self, parts: Parts) -> None:
         self._router, self._prompts, self._upstream = parts.router, parts.prompts, parts.upstream
         self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
+        self._parsed, self._tokenized, self._hashed, self._looked_up, self._ranked = (
+            parts.metrics.stage(name) for name in ("parse", "tokenize", "hash", "lookup", "rank")
+        )
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
         self._traces, self._recalling = parts.traces, parts.recalling
         self._spans, self._sample = parts.spans, parts.sample
@@ -108,7 +111,7 @@ class Pipeline:
         """A chat or text completion. Raises :class:`ApiError` if it reached no worker."""
         begun = self._clock()
         request = openai.parse(kind, inbound.body)
-        self._metrics.decision("parse", self._clock() - begun)
+        self._parsed(self._clock() - begun)
         if request.model is None:
             raise BadRequest("'model' is required.", param="model", code="model_not_found")
         inbound.model = request.model
@@ -118,9 +121,9 @@ class Pipeline:
         profile = self._router.profile(inbound.model)
         prompt = await self._prompts.read(request, profile) if profile is not None else None
         if prompt is not None and prompt.n_tokens:
-            self._metrics.decision("tokenize", prompt.seconds)
+            self._tokenized(prompt.seconds)
         if prompt is not None and prompt.keys:
-            self._metrics.decision("hash", prompt.hash_s)
+            self._hashed(prompt.hash_s)
         item = work.generation(inbound, request, prompt, self._config)
         item.salt = self._salt_to_send(inbound, openai.own_salt(request))
         await self._metered(item, client)
@@ -303,9 +306,9 @@ class Pipeline:
             raise BadRequest(reason, param="x-headwater-policy") from None
         seconds = self._clock() - begun
         if isinstance(decision, Route):
-            self._metrics.decision("lookup", decision.lookup_s)
+            self._looked_up(decision.lookup_s)
             seconds -= decision.lookup_s
-        self._metrics.decision("rank", seconds)
+        self._ranked(seconds)
         return decision
 
     def _rejected(self, item: Work, reject: Reject) -> ApiError:

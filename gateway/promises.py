@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from shared.types import BlockKey, WorkerId
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Promise:
+class Promise(msgspec.Struct, frozen=True, eq=False):
     """Keys that one attempt adds to its worker, beyond what was indexed there when it began."""
 
     worker: WorkerId

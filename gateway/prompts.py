@@ -134,7 +134,7 @@ class Prompts:
         self._renderers: dict[str, Renderer] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, tuple[float, str]] = {}
-        self._roots: dict[Scope, bytes] = {}
+        self._roots: dict[tuple[str, str, str], bytes] = {}
         self._text = TextChain()
         # One thread: long encodes queue behind each other instead of taking all cores.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
@@ -203,14 +203,15 @@ class Prompts:
     def _root(self, profile: ModelProfile, salt: str) -> bytes:
         """First state of the hash chain; kept for the usual case without a salt."""
         tokenizer = profile.tokenizer or TEXT
-        scope = Scope(profile.canonical, tokenizer, adapter=profile.adapter, salt=salt)
-        if salt:
-            return scope.root(self._hash_key)
-        root = self._roots.get(scope)
+        name = (profile.canonical, tokenizer, profile.adapter)
+        root = None if salt else self._roots.get(name)
         if root is None:
-            if len(self._roots) >= ROOTS_KEPT:
-                self._roots.clear()  # adapters come and go
-            root = self._roots[scope] = scope.root(self._hash_key)
+            scope = Scope(profile.canonical, tokenizer, adapter=profile.adapter, salt=salt)
+            root = scope.root(self._hash_key)
+            if not salt:
+                if len(self._roots) >= ROOTS_KEPT:
+                    self._roots.clear()  # adapters come and go
+                self._roots[name] = root
         return root
 
     def want(self, profile: ModelProfile) -> None:

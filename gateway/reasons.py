@@ -6,7 +6,8 @@ later. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 
 from gateway.decision import Route
 from gateway.records import RequestRecord, Why
@@ -57,12 +58,15 @@ def why(route: Route) -> Why:
     matched = chosen.candidate.matched_tokens
     if len(order) == 1:
         return Why(code=ONLY)
-    holder = max(order, key=_matched)
-    best = holder.candidate.matched_tokens
+    holder, best = chosen, matched
+    for scored in order:
+        held = scored.candidate.matched_tokens
+        if held > best:
+            holder, best = scored, held
     code, other = _judge(route.policy, matched, best, holder, order)
     term = ""
     if chosen.parts and other.parts:
-        term = max(other.parts, key=lambda name: other.parts[name] - chosen.parts.get(name, 0.0))
+        term = _heaviest(other.parts, chosen.parts)
     return Why(
         code=code,
         term=term,
@@ -72,8 +76,14 @@ def why(route: Route) -> Why:
     )
 
 
-def _matched(scored: Scored) -> int:
-    return scored.candidate.matched_tokens
+def _heaviest(parts: Mapping[str, float], less: Mapping[str, float]) -> str:
+    """The first of those terms that exceed their counterparts by most."""
+    found, most = "", -inf
+    for name, value in parts.items():
+        over = value - less[name] if name in less else value
+        if over > most:
+            found, most = name, over
+    return found
 
 
 def _pays_back(chosen: Scored, holder: Scored) -> bool:

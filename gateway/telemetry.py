@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -35,6 +36,7 @@ LOSSES = (
     "unreported",
 )
 STAGES = ("available", "captured", "delivered")
+_LOST, _STAGED = attrgetter(*LOSSES), attrgetter(*STAGES)
 UNKNOWN = "unknown"
 OTHER = "other"
 MOST_URGENT = 5
@@ -102,15 +104,14 @@ class PrometheusSink:
         self._itl = histogram("itl_seconds", "Mean time between contents.", _SECONDS, "model")
         self._total = histogram("request_seconds", "Arrival to end.", _SECONDS, "model")
         self._decision = histogram("decision_seconds", "Time to decide.", _SHORT, "stage")
-        self._overhead = histogram(
-            "overhead_seconds", "Time in the gateway before the worker is called.", _SHORT
-        )
-        self._waited = histogram(
-            "queue_seconds", "Time a request waited for a worker with room.", _SECONDS
-        )
-        self._error = histogram(
-            "prediction_error_tokens", "Predicted minus reported cached tokens.", _TOKENS
-        )
+        overhead = "Time in the gateway before the worker is called."
+        self.overhead = histogram("overhead_seconds", overhead, _SHORT).series().observe
+        """Takes seconds from arrival until the worker was called."""
+        waited = "Time a request waited for a worker with room."
+        self.waited = histogram("queue_seconds", waited, _SECONDS).series().observe
+        """Takes seconds in the gateway's queue; 0 for those who did not wait."""
+        error = "Predicted minus reported cached tokens."
+        self._error = histogram("prediction_error_tokens", error, _TOKENS).series().observe
 
     def request(self, route: str, model: str, status: int) -> None:
         """One request was answered."""
@@ -124,38 +125,35 @@ class PrometheusSink:
             return
         model = self._label(record.model)
         flow = record.flow
-        self._total.observe(record.total_s, (model,))
+        self._total.series(model).observe(record.total_s)
         self._lookups.add((model, lookup(flow)))
         if record.ttft_s is not None:
-            self._ttft.observe(record.ttft_s, (model, hit_depth(flow)))
+            self._ttft.series(model, hit_depth(flow)).observe(record.ttft_s)
         if record.itl_s is not None:
-            self._itl.observe(record.itl_s, (model,))
+            self._itl.series(model).observe(record.itl_s)
         if flow.prompt:
             self._count_tokens(model, flow)
             if record.reported:
-                self._error.observe(abs(flow.captured - flow.delivered))
+                self._error(abs(flow.captured - flow.delivered))
 
     def _count_tokens(self, model: str, flow: TokenFlow) -> None:
         self._prompt.add((model, "cached"), flow.delivered)
         self._prompt.add((model, "computed"), max(0, flow.prompt - flow.delivered))
-        for stage in STAGES:
-            if tokens := getattr(flow, stage):
+        for stage, tokens in zip(STAGES, _STAGED(flow), strict=True):
+            if tokens:
                 self._overlap.add((model, stage), tokens)
-        for reason in LOSSES:
-            if tokens := getattr(flow, reason):
-                self._loss.add((model, reason), tokens)
+        lost = _LOST(flow)
+        if any(lost):
+            for reason, tokens in zip(LOSSES, lost, strict=True):
+                if tokens:
+                    self._loss.add((model, reason), tokens)
 
-    def decision(self, stage: str, seconds: float) -> None:
-        """Time one stage of a decision took: parse, tokenize, hash, lookup or rank."""
-        self._decision.observe(seconds, (stage,))
+    def stage(self, name: str) -> Callable[[float], None]:
+        """Takes the seconds that one stage of a decision took: parse, tokenize, hash, lookup, rank.
 
-    def overhead(self, seconds: float) -> None:
-        """Arrival until the worker was called."""
-        self._overhead.observe(seconds)
-
-    def waited(self, seconds: float) -> None:
-        """Time in the gateway's queue; 0 for those who did not wait."""
-        self._waited.observe(seconds)
+        Bound once, for it is called some times a request.
+        """
+        return self._decision.series(name).observe
 
     def retry(self, reason: str) -> None:
         """One more attempt is made."""

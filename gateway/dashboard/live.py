@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from statistics import median
 from typing import Any
+
+from msgspec.structs import astuple
 
 from gateway.records import Outcome, RequestRecord, TokenFlow
 
@@ -38,11 +41,7 @@ class Step:
         flow = record.flow
         if not flow.prompt:
             return
-        sums = self.sums
-        for at, name in enumerate(TERMS):
-            tokens = getattr(flow, name)
-            if tokens:
-                sums[at] += tokens
+        self.sums = list(map(add, self.sums, astuple(flow)))
         if record.ttft_s is not None and record.reported:
             times = self.hit_s if flow.delivered else self.none_s
             if len(times) < TIMES_KEPT:
@@ -79,8 +78,8 @@ class Live:
             self._reasons[record.why.code] = self._reasons.get(record.why.code, 0) + 1
         self._step().add(record)
         if record.family and record.flow.prompt:
-            self._family(record.family).requests += 1
-            family = self._families[record.family]
+            family = self._family(record.family)
+            family.requests += 1
             family.prompt += record.flow.prompt
             family.delivered += record.flow.delivered
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,8 +26,7 @@ CANDIDATES = 12
 """Of each; a busy fleet has hundreds, and the order says which matter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """One attempt."""
 
     record: RequestRecord
