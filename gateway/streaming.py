@@ -77,6 +77,8 @@ class StreamTap:
         self._out: list[bytes] = []
         self._finished: set[int] = set()
         self._usage_event: bytes | None = None
+        self._under_way = False
+        """Nothing is held and nothing unfinished: the next event may be a usual one."""
         self.started = False
         """Content (or a clean end) has come: ``feed`` gives bytes out."""
         self.done = False
@@ -115,7 +117,10 @@ class StreamTap:
             return data
         for event in self._parser.feed(data):
             self._take(event, now)
-        return self._release() if self.started else b""
+        if not self.started:
+            return b""
+        self._under_way = not self.over and not self._parser.pending
+        return self._release()
 
     def end(self, now: float) -> bytes:
         """The worker's stream is over: what is left to send. A complete answer gets its end mark.
@@ -133,15 +138,9 @@ class StreamTap:
 
         False: nothing was taken, :meth:`feed` has to look closer.
         """
-        if (
-            not self.started
-            or self.over
-            or self._out
-            or self._parser.pending
-            or len(data) > _USUAL_BYTES
-        ):
+        if not self._under_way or len(data) > _USUAL_BYTES:
             return False
-        if not data.startswith(b"data: {") or not data.endswith(b"}\n\n"):
+        if data[:7] != b"data: {" or data[-3:] != b"}\n\n":
             return False
         if data.count(b"\n") != 2 or b"\r" in data:
             return False
@@ -152,8 +151,16 @@ class StreamTap:
         if not chunk.choices or chunk.object == "error":
             return False
         for choice in chunk.choices:
-            fields = choice.delta if self._chat else {"text": choice.text}
-            self._note(_speaks(fields), choice.index if choice.finish_reason else None, now)
+            if self._chat:
+                delta = choice.delta
+                speaks = delta is not None and (bool(delta.get("content")) or _speaks(delta))
+            else:
+                speaks = bool(choice.text)
+            if choice.finish_reason:
+                self._note(speaks, choice.index, now)
+            elif speaks:
+                self.content_events += 1
+                self.last_at = now
         return True
 
     def _release(self) -> bytes:

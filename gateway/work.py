@@ -155,7 +155,7 @@ def generation(
         request=request,
         path=inbound.route,
         headers=plus(terms.headers, ("x-request-id", inbound.request_id)),
-        body=openai.with_usage(limited) if ask else limited,
+        body=openai.asking_usage(request, limited) if ask else limited,
         policy=terms.policy,
         timeout_s=terms.timeout_s,
         show=config.listen.headers,

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.checks import CHECKS, Prompt, check_messages, check_prompt, count, json_name
 from shared.errors import ApiError, BadRequest
-from shared.jsonsplice import Edit, apply, members, set_member
+from shared.jsonsplice import Edit, apply, insert_first, members, set_member
 
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
@@ -153,6 +153,14 @@ def usage_edits(raw: bytes) -> list[Edit]:
 def with_usage(raw: bytes) -> bytes:
     """``raw``, a body that passed :func:`parse`, asking for the usage event."""
     return apply(raw, usage_edits(raw))
+
+
+def asking_usage(request: GenerateRequest, raw: bytes) -> bytes:
+    """:func:`with_usage` of a request's body ``raw``, which may have been edited elsewhere."""
+    if "stream_options" in request.fields:
+        return with_usage(raw)
+    # Not there, so it need not be looked for.
+    return apply(raw, [insert_first(raw, "stream_options", b'{"include_usage":true}')])
 
 
 def with_limit(request: GenerateRequest) -> bytes:

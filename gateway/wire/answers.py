@@ -124,12 +124,13 @@ class WireClient:
     @property
     def flowing(self) -> bool:
         """See :class:`gateway.exchange.Client`."""
-        return self.started and self._connection.flowing
+        connection = self._connection
+        return self.started and connection.drained is None and not connection.lost
 
     def put(self, data: bytes) -> None:
         """See :class:`gateway.exchange.Client`."""
-        if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if self._chunked and data:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
             data, self._head = self._head + data, b""
         self._connection.send(data)

@@ -197,14 +197,15 @@ class Connection(asyncio.Protocol):
 
     def _given(self, take: Callable[[bytes], bool]) -> bool:
         """Whether what has come could be given away at once; whoever waits goes on waiting."""
-        if self.complete or not self._pieces or self._waiter is None or self._waiter.done():
+        pieces, waiter = self._pieces, self._waiter
+        # One piece in one read, as chunks come; more of them are taken together by the reader.
+        if self.complete or len(pieces) != 1 or waiter is None or waiter.done() or self._paused:
             return False
-        data = self._taken()
-        if take(data):
+        if take(pieces[0]):
+            pieces.clear()
+            self._buffered = 0
             self._since = self._loop.time()
             return True
-        self._pieces.append(data)
-        self._buffered = len(data)
         return False
 
     def _arm(self, at: float) -> None:
@@ -258,7 +259,10 @@ class Connection(asyncio.Protocol):
             elif first and (met := self._met) is not None and (at := met.end_in(data)):
                 data = self._known_answer(met, data, at)
             if data:
-                self._parse(data, first)
+                if not first and self.has_head:
+                    self._parser.feed_data(data)
+                else:
+                    self._parse(data, first)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._break("the worker's answer is no valid HTTP")
             return

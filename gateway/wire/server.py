@@ -45,7 +45,6 @@ class ServerConnection(asyncio.Protocol):
     __slots__ = (
         "_between",
         "_closing",
-        "_drained",
         "_head_bytes",
         "_held",
         "_idle_since",
@@ -64,6 +63,7 @@ class ServerConnection(asyncio.Protocol):
         "_transport",
         "_unsent",
         "current",
+        "drained",
         "lost",
     )
 
@@ -74,7 +74,8 @@ class ServerConnection(asyncio.Protocol):
         self._line: deque[ServerRequest] = deque()
         """Requests whose head has come, the one being answered first."""
         self._task: asyncio.Task[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self.drained: asyncio.Future[None] | None = None
+        """A slow reader keeps what is sent from leaving; until when."""
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -106,17 +107,12 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None and not self.lost:
             self._transport.write(data)
 
-    @property
-    def flowing(self) -> bool:
-        """Nothing keeps what is sent from leaving."""
-        return self._drained is None and not self.lost
-
     async def drain(self) -> None:
         """Wait for a slow reader; returns at once in the usual case, and if it has left.
 
         One that takes in nothing at all for :data:`limits.STALL_S` is cut.
         """
-        while (drained := self._drained) is not None and not self.lost:
+        while (drained := self.drained) is not None and not self.lost:
             unsent = self._left_to_send()
             await asyncio.wait((drained,), timeout=limits.STALL_S)
             if not drained.done() and self._left_to_send() >= unsent:
@@ -392,13 +388,13 @@ class ServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
-        self._drained = self._loop.create_future()
+        self.drained = self._loop.create_future()
 
     def resume_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
+        if self.drained is not None and not self.drained.done():
+            self.drained.set_result(None)
+        self.drained = None
 
     def eof_received(self) -> None:
         """Half-closed is closed: only so is a client that left noticed before we write to it."""
