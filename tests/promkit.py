@@ -68,7 +68,7 @@ def _gateway(registry: CollectorRegistry) -> None:
     sink.waited(0.0)
     sink.overhead(0.001)
     for stage in ("parse", "tokenize", "hash", "lookup", "rank"):
-        sink.decision(stage, 0.001)
+        sink.stage(stage)(0.001)
     fields = set(TokenFlow.__struct_fields__) - {"prompt", "tail"}
     flow: dict[str, int] = dict.fromkeys(fields, 8) | {"prompt": 64, "tail": 1}
     for delivered in (0, 8, 64):
