@@ -43,6 +43,7 @@ from gateway.streaming import error_event
 from gateway.telemetry import PrometheusSink, RecordSink
 from gateway.tenancy import Tenants
 from gateway.upstream import Timeouts, Upstream, UpstreamError, UpstreamTimeout
+from gateway.wire.heads import plus
 from gateway.work import Cut, Work
 from shared import openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
@@ -257,7 +258,7 @@ class Pipeline:
         assert item.lease is not None
         headers = item.headers if item.trace is None else item.trace.outgoing(item.headers)
         if item.shared and engine(item.lease.engine).salting is Salting.TAIL:
-            headers = [*headers, (sharedprefix.HEADER, item.shared)]
+            headers = plus(headers, (sharedprefix.HEADER, item.shared))
         call = self._upstream.open(
             item.lease.url, item.path, headers, self._body(item), timeouts=self._timeouts
         )
