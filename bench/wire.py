@@ -39,7 +39,7 @@ from gateway.build import Gateway  # noqa: E402
 from gateway.cli.serve import COLLECT  # noqa: E402
 from gateway.config import GatewayConfig, LedgerConfig  # noqa: E402
 from gateway.wire.connection import Connection  # noqa: E402
-from gateway.wire.server import ServerConnection  # noqa: E402
+from gateway.wire.served import ServerConnection  # noqa: E402
 from shared.load import WorkerInfo  # noqa: E402
 from shared.logs import configure  # noqa: E402
 from shared.types import Epoch, WorkerId  # noqa: E402

@@ -28,7 +28,7 @@ from gateway.telemetry import PrometheusSink
 from gateway.tenancy import Tenants
 from gateway.wire.answers import WireClient
 from gateway.wire.request import ServerRequest
-from gateway.wire.server import ServerConnection
+from gateway.wire.served import ServerConnection
 from shared.errors import (
     ApiError,
     InternalError,

@@ -12,7 +12,7 @@ from gateway.wire.heads import Sealed, encoded
 
 if TYPE_CHECKING:
     from gateway.wire.request import ServerRequest
-    from gateway.wire.server import ServerConnection
+    from gateway.wire.served import ServerConnection
 
 SERVER = "headwater"
 _SERVER = ("Server", SERVER)

@@ -12,7 +12,7 @@ from gateway.wire import limits
 from shared.errors import BadRequest, PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
-    from gateway.wire.server import ServerConnection
+    from gateway.wire.served import ServerConnection
 
 
 Meaning = tuple[str, str, str, CIMultiDict[str], dict[str, Any]]

@@ -15,7 +15,8 @@ from gateway.exchange import Answer
 from gateway.wire import limits
 from gateway.wire.answers import WireClient
 from gateway.wire.request import ServerRequest
-from gateway.wire.server import ServerConnection, WireServer
+from gateway.wire.served import ServerConnection
+from gateway.wire.server import WireServer
 from shared.errors import ApiError
 
 POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi"

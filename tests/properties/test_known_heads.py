@@ -21,7 +21,8 @@ from gateway.wire import connection, limits
 from gateway.wire.answers import Dates, WireClient
 from gateway.wire.connection import Connection
 from gateway.wire.request import ServerRequest
-from gateway.wire.server import ServerConnection, WireServer
+from gateway.wire.served import ServerConnection
+from gateway.wire.server import WireServer
 from shared.errors import ApiError
 
 ODD = [
@@ -148,7 +149,7 @@ async def served(data: list[bytes]) -> tuple[list[Any], bytes, list[str], int]:
     shortened = 0
     for piece in data:
         one.data_received(piece)
-        shortened += one._strange == 0 and one._known is not None
+        shortened += one._intake._strange == 0 and one._intake._known is not None
         for _ in range(8):
             await asyncio.sleep(0)
         if set(wire.ends) & {"close", "abort"}:
