@@ -50,7 +50,8 @@ from gateway.openers import (
     unfit_for,
 )
 from gateway.owntokens import PromptTokens
-from gateway.pipeline import Parts, Pipeline
+from gateway.parts import Parts
+from gateway.pipeline import Pipeline
 from gateway.plugins import all_policies
 from gateway.prompts import Prompts, WorkerBundles
 from gateway.reload import Changes, compare

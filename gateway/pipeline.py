@@ -17,9 +17,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -32,22 +29,16 @@ from gateway.engines.base import Salting
 from gateway.engines.catalogue import engine
 from gateway.exchange import Client, ClientGone, Inbound, error_answer
 from gateway.gate import Gate, Shed
-from gateway.prompts import Prompts
+from gateway.parts import Parts
 from gateway.records import Outcome, RequestRecord
 from gateway.refusals import AttemptFailed
-from gateway.retries import RetryBudget
-from gateway.router import Router
-from gateway.sharedlimits import Limiter
-from gateway.spans import Tracing
 from gateway.streaming import error_event
-from gateway.telemetry import PrometheusSink, RecordSink
 from gateway.tenancy import Tenants
-from gateway.upstream import Timeouts, Upstream, UpstreamError, UpstreamTimeout
+from gateway.upstream import Timeouts, UpstreamError, UpstreamTimeout
 from gateway.wire.heads import plus
 from gateway.work import Cut, Work
 from shared import openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
-from shared.jsonsplice import Edit, apply, set_member
 from shared.openai import GenerateRequest, RouteKind, Usage
 from shared.types import WorkerId
 
@@ -55,34 +46,6 @@ SALTED = frozenset({"/v1/responses", "/v1/messages"})
 """Routes that generate and are passed on without a look inside; engines take a salt there too."""
 CLIENT_CLOSED = 499
 """Status in records for a client that left before it had its answer."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """What a pipeline is made of."""
-
-    router: Router
-    prompts: Prompts
-    upstream: Upstream
-    metrics: PrometheusSink
-    sinks: Sequence[RecordSink]
-    """Each gets every record; ``metrics`` is one of them."""
-    config: GatewayConfig
-    tenants: Tenants
-    limiter: Limiter
-    traces: Sequence[Callable[[Route | None, RequestRecord], None]] = ()
-    """Told about each attempt with the decision behind it; None: the request was rejected."""
-    suspect: Callable[[WorkerId], None] = lambda worker: None
-    """Told about a worker that failed."""
-    recalling: Collection[WorkerId] = ()
-    """Workers of which it is not known all that they hold (``Engine.edits``)."""
-    sample: Callable[[Inbound], None] | None = None
-    """Told about each completion that was asked for; may keep its text."""
-    spans: Tracing | None = None
-    clock: Callable[[], float] = time.monotonic
-    budget: RetryBudget = field(default_factory=RetryBudget)
-    gate: Gate | None = None
-    """None: one is made, for the pipeline alone."""
 
 
 class Pipeline:
@@ -259,8 +222,9 @@ class Pipeline:
         headers = item.headers if item.trace is None else item.trace.outgoing(item.headers)
         if item.shared and engine(item.lease.engine).salting is Salting.TAIL:
             headers = plus(headers, (sharedprefix.HEADER, item.shared))
+        body = work.body_for(item, self._recalling)
         call = self._upstream.open(
-            item.lease.url, item.path, headers, self._body(item), timeouts=self._timeouts
+            item.lease.url, item.path, headers, body, timeouts=self._timeouts
         )
         item.asking, item.given_up = True, False
         try:
@@ -282,19 +246,6 @@ class Pipeline:
             item.asking = False
         self._budget.success()
         return None
-
-    def _body(self, item: Work) -> bytes:
-        """The body with what this worker's engine needs besides."""
-        lease = item.lease
-        if lease is None:
-            return item.body
-        adapter = engine(lease.engine)
-        edits: list[Edit] = []
-        if item.request is not None and lease.worker in self._recalling:
-            edits += adapter.edits(item.body, recall=True)
-        if item.salt and adapter.salting is not Salting.NONE:
-            edits += set_member(item.body, "cache_salt", msgspec.json.encode(item.salt))
-        return apply(item.body, edits) if edits else item.body
 
     def _decide(self, item: Work) -> Route | Reject:
         begun = self._clock()

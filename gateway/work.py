@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -11,6 +11,8 @@ import msgspec
 from gateway.admission import Ticket
 from gateway.config import GatewayConfig
 from gateway.decision import Route
+from gateway.engines.base import Salting
+from gateway.engines.catalogue import engine
 from gateway.exchange import KEPT_FROM_WORKERS, Answer, Client, Headers, Inbound, end_to_end
 from gateway.prompts import Prompt
 from gateway.router import Lease
@@ -22,6 +24,7 @@ from shared import openai
 from shared.blocks import GRANULE
 from shared.deadline import timeout_s
 from shared.errors import BadRequest
+from shared.jsonsplice import Edit, apply, set_member
 from shared.openai import GenerateRequest
 from shared.types import WorkerId
 
@@ -271,3 +274,20 @@ def _timeout(headers: Mapping[str, str], config: GatewayConfig) -> float:
     longest = config.workers.request_timeout_s
     wanted = timeout_s(headers)
     return longest if wanted is None else min(wanted, longest)
+
+
+def body_for(work: Work, recalling: Collection[WorkerId]) -> bytes:
+    """The body with what the engine of the worker that is asked needs besides.
+
+    :param recalling: see ``Parts.recalling``.
+    """
+    lease = work.lease
+    if lease is None:
+        return work.body
+    adapter = engine(lease.engine)
+    edits: list[Edit] = []
+    if work.request is not None and lease.worker in recalling:
+        edits += adapter.edits(work.body, recall=True)
+    if work.salt and adapter.salting is not Salting.NONE:
+        edits += set_member(work.body, "cache_salt", msgspec.json.encode(work.salt))
+    return apply(work.body, edits) if edits else work.body

@@ -17,7 +17,8 @@ from gateway.config import GatewayConfig, RoutingConfig
 from gateway.exchange import Answer, ClientGone, Headers, Inbound
 from gateway.index.table import PrefixTable
 from gateway.openers import open_limiter
-from gateway.pipeline import Parts, Pipeline
+from gateway.parts import Parts
+from gateway.pipeline import Pipeline
 from gateway.prompts import Prompt
 from gateway.records import Outcome, RequestRecord
 from gateway.router import Router
