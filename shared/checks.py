@@ -123,8 +123,17 @@ def check_messages(value: object) -> list[dict[str, Any]]:
     if not value:
         raise BadRequest("'messages' must not be empty.", param="messages")
     for index, message in enumerate(value):
-        _message(f"messages[{index}]", message)
+        if not _is_usual(message):
+            _message(f"messages[{index}]", message)
     return value
+
+
+def _is_usual(message: object) -> bool:
+    """A role and a text, nothing else: as nearly all are."""
+    if type(message) is not dict or len(message) != 2:
+        return False
+    role = message.get("role")
+    return type(role) is str and bool(role) and type(message.get("content")) is str
 
 
 def _message(where: str, message: object) -> None:
