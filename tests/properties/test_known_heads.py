@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from depth import DEPTH
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.exchange import Answer
@@ -39,6 +39,7 @@ HEADS = [
     b"Content-Length: %d\r\n\r\n",
     b"POST /a HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n",
 ]
+LENGTHS = [b"+%d", b"-%d", b" %d", b"%d ", b"0%d", b"%d\r", b"%d\n", b"%d,", b"0x%d", b"%d;a"]
 ANSWERS = [
     b"HTTP/1.1 200 OK\r\nDate: Mon, 01 Jan 2024 00:00:00 GMT\r\nContent-Length: %d\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\ncontent-length: %d\r\n\r\n",
@@ -47,33 +48,46 @@ ANSWERS = [
 ]
 
 
+def dated(message: bytes, second: int) -> bytes:
+    return message.replace(b"00:00:00", b"00:00:%02d" % second)
+
+
+@st.composite
+def bodies(draw: st.DrawFn, heads: list[bytes]) -> bytes:
+    """Some are what a head is too, to be slipped in."""
+    inner = draw(st.sampled_from(heads))
+    return draw(st.sampled_from([b"", b"hi", b"x" * 300, b"\r\n\r\n", inner % 2 + b"hi"]))
+
+
 @st.composite
 def messages(draw: st.DrawFn, heads: list[bytes]) -> list[bytes]:
-    """Good messages with one head, most of them; some are injured."""
+    """One head that comes again and again, with others and injured ones among them."""
     head = draw(st.sampled_from(heads))
-    made = []
-    for _ in range(draw(st.integers(2, 6))):
-        body = draw(st.sampled_from([b"", b"hi", b"{}" * 9, b"x" * 300, b"\r\n\r\n"]))
-        one = (draw(st.sampled_from(heads)) if draw(st.integers(0, 4)) == 0 else head) % len(body)
-        one = one.replace(b"00:00:00", b"00:00:%02d" % draw(st.integers(0, 59)))
-        one += body
-        if draw(st.integers(0, 2)) == 0:
-            at = draw(st.integers(0, len(one)))
-            cut = draw(st.integers(0, 3))
-            one = one[:at] + draw(st.sampled_from(ODD)) + one[at + cut :]
+    made = [head % 2 + b"hi"]
+    kinds = st.sampled_from(["same", "same", "other", "odd", "odd length"])
+    for kind in draw(st.lists(kinds, min_size=1, max_size=5)):
+        body = draw(bodies(heads))
+        mold = draw(st.sampled_from(heads)) if kind == "other" else head
+        one = dated(mold % len(body), draw(st.integers(0, 59))) + body
+        if kind == "odd":
+            at = draw(st.integers(0, len(mold)))
+            one = one[:at] + draw(st.sampled_from(ODD)) + one[at + draw(st.integers(0, 3)) :]
+        elif kind == "odd length":
+            one = mold.replace(b"%d", draw(st.sampled_from(LENGTHS)) % len(body)) + body
         made.append(one)
     return made
 
 
 @st.composite
-def pieces(draw: st.DrawFn, heads: list[bytes]) -> list[bytes]:
-    """The messages as they come in: each at once, or cut and joined anywhere."""
-    whole = draw(messages(heads))
-    if draw(st.booleans()):
-        return whole
-    data = b"".join(whole)
-    cuts = sorted({0, len(data), *draw(st.lists(st.integers(0, len(data)), max_size=8))})
-    return [data[a:b] for a, b in pairwise(cuts)]
+def reads(draw: st.DrawFn, heads: list[bytes]) -> list[bytes]:
+    """The messages as they come in: the first alone, others joined or cut, also inside of one."""
+    first, *others = draw(messages(heads))
+    data = b"".join(others)
+    ends = list(accumulate(len(one) for one in others))
+    inside = [at for at in range(1, len(data)) if data.startswith(b"POST", at)]
+    joints = st.lists(st.sampled_from([*ends, *ends, *inside]) | st.integers(0, len(data)))
+    cuts = ends if draw(st.booleans()) else draw(joints)
+    return [first, *(data[a:b] for a, b in pairwise(sorted({0, len(data), *cuts})))]
 
 
 class Wire(asyncio.Transport):
@@ -169,6 +183,7 @@ async def answered(data: list[bytes]) -> tuple[list[Any], int]:
         one.begin(b"", b"", 60.0)
         half = len(piece) // 2 if len(piece) > 350 else len(piece)
         one.data_received(piece[:half])
+        told.append((one.has_head, one.complete))
         if half < len(piece) and not one.lost:
             one.data_received(piece[half:])
         one.connection_lost(None) if wire.ends else one.eof_received()
@@ -200,8 +215,17 @@ async def answered(data: list[bytes]) -> tuple[list[Any], int]:
     return told, shortened
 
 
-@settings(max_examples=150 * DEPTH, deadline=None)
-@given(pieces(HEADS))
+A, DATED, EARLY = HEADS[0] % 2 + b"hi", HEADS[3] % 2 + b"hi", HEADS[2]
+UPGRADE = EARLY.replace(b"Host: h", b"Host: h\r\nUpgrade: x\r\nConnection: upgrade")
+
+
+@settings(max_examples=200 * DEPTH, deadline=None)
+@given(reads(HEADS))
+@example([A, DATED + A, DATED])  # the head before and the request behind are not one
+@example([A, EARLY % len(A), A, A])  # answered already, and this is its body
+@example([A, UPGRADE % len(A), A, A])
+@example([A, HEADS[1] % len(A), A, A])
+@example([A, HEADS[0] % 4, b"h", b"i", b"hi" + A, A + A])
 def test_requests_with_known_heads_are_read_as_by_the_parser(data: list[bytes]) -> None:
     usual = limits.STRANGE_HEADS
     *short, _ = asyncio.run(served(data))
@@ -214,7 +238,7 @@ def test_requests_with_known_heads_are_read_as_by_the_parser(data: list[bytes]) 
     assert short == parsed
 
 
-@settings(max_examples=150 * DEPTH, deadline=None)
+@settings(max_examples=200 * DEPTH, deadline=None)
 @given(messages(ANSWERS))
 def test_answers_with_known_heads_are_read_as_by_the_parser(data: list[bytes]) -> None:
     usual = connection.STRANGE_HEADS
