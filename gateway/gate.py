@@ -18,6 +18,9 @@ from gateway.routing.base import Query
 from shared.errors import ApiError, NoCapacity
 
 TICK_S = 0.05
+LEAST_S = 0.05
+"""What is left of a request's time when it leaves the queue: with less it would be late anyway, and
+must not be told that a worker had it."""
 QUEUE_FULL, QUEUE_TIMEOUT, DEADLINE = "queue_full", "queue_timeout", "deadline"
 
 Bind = Callable[[bool], float | None]
@@ -72,7 +75,7 @@ class Gate:
         now, hold_s = self._clock(), self._config.hold_ms / 1e3
         leave_by = now + self._config.queue_s
         if query.deadline is not None:
-            leave_by = min(leave_by, query.deadline - own_s)
+            leave_by = min(leave_by, query.deadline - max(own_s, LEAST_S))
         ticket = Ticket(query.model, query.priority, query.tenant, tokens, now, leave_by)
         waiter = _Waiter(bind, now + hold_s, asyncio.get_running_loop().create_future())
         self._waiters[ticket] = waiter
