@@ -209,17 +209,24 @@ def _rows(x: Tensor) -> Tensor:
 
 def runs_of(tables: list[tuple[tuple[int, ...], int]], block_size: int, window: int | None) -> Runs:
     """Runs of consecutive slots of each sequence's ``(blocks, length)``, seen through a window."""
-    parts: list[np.ndarray] = []
-    first = [0]
+    used: list[int] = []
+    counts, skipped, unused = [0], [], []
     for blocks, length in tables:
         begin = 0 if window is None else max(0, length - window)
-        used = np.array(blocks[begin // block_size : -(-length // block_size)], dtype=np.int64)
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(used) != 1) + 1))
-        part = np.empty((len(starts), 2), dtype=np.int64)
-        part[:, 0] = used[starts] * block_size
-        part[:, 1] = np.diff(starts, append=len(used)) * block_size
-        part[-1, 1] -= -length % block_size
-        part[0] += (begin % block_size, -(begin % block_size))
-        parts.append(part)
-        first.append(first[-1] + len(part))
-    return Runs(torch.from_numpy(np.concatenate(parts)), torch.tensor(first))
+        used += blocks[begin // block_size : -(-length // block_size)]
+        counts.append(len(used))
+        skipped.append(begin % block_size)
+        unused.append(-length % block_size)
+    block, own = np.array(used, dtype=np.int64), np.array(counts)
+    follows = np.zeros(len(block), dtype=bool)
+    follows[1:] = np.diff(block) == 1
+    follows[own[:-1]] = False
+    starts = np.flatnonzero(~follows)
+    slots = np.empty((len(starts), 2), dtype=np.int64)
+    slots[:, 0] = block[starts] * block_size
+    slots[:, 1] = np.diff(starts, append=len(block)) * block_size
+    first = np.searchsorted(starts, own)
+    slots[first[1:] - 1, 1] -= unused
+    slots[first[:-1], 0] += skipped
+    slots[first[:-1], 1] -= skipped
+    return Runs(torch.from_numpy(slots), torch.from_numpy(first))
