@@ -20,8 +20,13 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from shared.logs import QUIET
+
+# How long an example takes is the machine's business, not the code's.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 STARTUP_S = 60.0
 
