@@ -71,7 +71,12 @@ class Knowledge:
             member.parity = Parity()
             feed = "no cache events yet" if member.info.event_feed else NO_FEED
             self._trust.join(member.id, cacheless=not member.info.prefix_cache, reason=feed)
-        self._index.join(member.id, member.info.epoch, member.stride)
+        self._join_index(member)
+
+    def _join_index(self, member: Member) -> None:
+        self._index.join(
+            member.id, member.info.epoch, member.stride, closed=member.evicts_leaves_first
+        )
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and its contents with it."""
@@ -106,14 +111,14 @@ class Knowledge:
 
     def flush(self, member: Member) -> int:
         """Forget what a worker holds; how many index entries that were."""
-        worker, info = member.id, member.info
+        worker = member.id
         entries = self.entries(worker)
         self._promises.forget(worker)
         self._leave_aside(worker)
         self._learner.join(worker, member.stride, member.kv_tokens_total())
         self._index.forget(worker)
-        self._index.join(worker, info.epoch, member.stride)
-        if info.event_feed:
+        self._join_index(member)
+        if member.info.event_feed:
             self._trust.told(worker, Trust.LEARNED, "its contents were flushed")
         return entries
 

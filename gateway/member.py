@@ -82,6 +82,12 @@ class Member:
         self.adapters = {one.name: one for one in info.adapters if one.name not in info.models}
 
     @property
+    def evicts_leaves_first(self) -> bool:
+        """What it holds is whole beginnings of prompts, as a pool that is a tree does it. Of other
+        makes that is not known: copies of a block, windows and connectors may leave holes."""
+        return self.info.engine == "headwater"
+
+    @property
     def inflight(self) -> int:
         """Own attempts that have not ended."""
         return len(self._pending) + len(self._decoding)

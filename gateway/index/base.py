@@ -49,8 +49,12 @@ class Learned(msgspec.Struct, frozen=True):
 class PrefixIndex(Protocol):
     """Synchronous and in process: remote state is followed by a feed that calls :meth:`apply`."""
 
-    def join(self, worker: WorkerId, epoch: Epoch, stride: int) -> None:
-        """Make room for a worker. A new epoch empties what was known; the same epoch is a no-op."""
+    def join(self, worker: WorkerId, epoch: Epoch, stride: int, *, closed: bool = False) -> None:
+        """Make room for a worker. A new epoch empties what was known; the same epoch is a no-op.
+
+        :param closed: after each batch the worker holds whole beginnings of prompts only. Look-ups
+            may rely on it until a hole is seen.
+        """
         ...
 
     def apply(self, batch: EventBatch) -> Applied:

@@ -68,7 +68,7 @@ class CompactHoldings(Holdings):
         made._free += [slot.index for slot in small._dying]
         made._free += [slot.index for slot in (small._walk.slots if small._walk else ())]
         made._live, made._lower, made.entries = small._live, small._lower, small.entries
-        made._nested = small._nested
+        made._nested, made._sworn = small._nested, small._sworn
         kept = made._live | made._lower
         by_mask: dict[int, list[int]] = {}
         for key, mask in small._table.items():
@@ -288,6 +288,13 @@ class CompactHoldings(Holdings):
     def _mask(self, key: int) -> int:
         cells, at = self._locate(as_key(key))
         return 0 if at is None else self._masks[cells.value(at)]
+
+    def holds_any(self, slot: Slot, keys: Sequence[int]) -> bool:
+        """Whether the slot holds one of ``keys``. Pure."""
+        if len(keys) < _MANY:
+            return super().holds_any(slot, keys)
+        masks = map(self._masks.__getitem__, np.unique(self._ids_of(as_keys(keys))).tolist())
+        return any(mask & slot.bit for mask in masks)
 
     def lower_at(self, key: int) -> list[Slot]:
         """The slots of host memory that hold a key."""

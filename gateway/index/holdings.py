@@ -15,9 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from random import Random
 
+from gateway.index.ends import apart, bisected
 from gateway.index.slots import Slot, Walk, by_mask
 from shared.types import WorkerId
 
+_SHORT = 64
+"""So many keys are walked, whatever is said."""
+_LOOKED_THROUGH = 64
+"""One look-up in so many walks where a bisection would do, to see holes that nobody told."""
 _CHUNKS = (16, 240)
 """Keys probed first, and then at a time: a miss costs little."""
 _SAMPLES = 8
@@ -41,6 +46,9 @@ class Holdings:
         self._nested = 0
         """Bits of slots that hold whole beginnings of prompts only: who holds a key holds all those
         before it."""
+        self._sworn = 0
+        """Bits of slots of which that is only said: now and then they are walked all the same."""
+        self._turns = 0
         self._free: list[int] = []
         self._dying: list[Slot] = []
         self._walk: Walk | None = None
@@ -59,8 +67,12 @@ class Holdings:
         """Keys with a holder (some of them perhaps abandoned)."""
         return len(self._table)
 
-    def open(self, worker: WorkerId, *, lower: bool = False) -> Slot:
-        """A new, empty slot; ``lower``: for what is in host memory."""
+    def open(self, worker: WorkerId, *, lower: bool = False, sworn: bool = False) -> Slot:
+        """A new, empty slot.
+
+        :param lower: for what is in host memory.
+        :param sworn: that changes leave it ``nested`` will only be said, by somebody else.
+        """
         if not self._free:
             self._free.append(len(self._slots))
             self._slots.append(None)
@@ -68,6 +80,7 @@ class Holdings:
         bit = self._interned.setdefault(1 << index, 1 << index)
         slot = self._slots[index] = Slot(worker, index, bit)
         self._nested |= bit
+        self._sworn = self._sworn | bit if sworn else self._sworn & ~bit
         if lower:
             self._lower |= bit
         else:
@@ -128,34 +141,32 @@ class Holdings:
         if not nested:
             self._nested &= ~slot.bit
 
-    def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
-        """(depth, mask of the slots whose match ends there), depth > 0. Pure."""
-        ends = self._bisected(keys, self._live & self._nested)
-        return ends + self._walked(keys, self._live & ~self._nested)
+    def doubt(self, slot: Slot) -> None:
+        """The slot may hold more than whole beginnings of prompts: it is walked from now on."""
+        self._nested &= ~slot.bit
 
-    def _bisected(self, keys: Sequence[int], alive: int) -> list[tuple[int, int]]:
-        """Of nested slots: along a prompt they only become fewer, so each end is bisected for."""
-        ends: list[tuple[int, int]] = []
-        start, last = 0, len(keys) - 1
-        while alive and start <= last:
-            kept = alive & self._mask(keys[start])
-            if start and kept != alive:
-                ends.append((start, alive ^ kept))
-            alive = kept
-            if not alive:
-                break
-            if alive & self._mask(keys[last]) == alive:
-                ends.append((len(keys), alive))
-                break
-            low, high = start + 1, last
-            while low < high:
-                middle = (low + high) // 2
-                if alive & self._mask(keys[middle]) == alive:
-                    low = middle + 1
-                else:
-                    high = middle
-            start = low
-        return ends
+    def holds_any(self, slot: Slot, keys: Sequence[int]) -> bool:
+        """Whether the slot holds one of ``keys``. Pure."""
+        return any(mask & slot.bit for mask in map(self._mask, keys))
+
+    def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+        """(depth, mask of the slots whose match ends there), depth > 0."""
+        nested = self._live & self._nested
+        sworn = nested & self._sworn
+        if sworn and len(keys) <= _SHORT:
+            nested ^= sworn
+        elif sworn:
+            self._turns += 1
+            if not self._turns % _LOOKED_THROUGH:
+                self._look_through(keys, sworn)
+                nested = self._live & self._nested
+        ends = bisected(self._mask, keys, nested)
+        return ends + self._walked(keys, self._live & ~nested)
+
+    def _look_through(self, keys: Sequence[int], sworn: int) -> None:
+        """Doubt the slots in which a walk finds a hole."""
+        walked = self._walked(keys, sworn)
+        self._nested &= ~apart(walked, bisected(self._mask, keys, sworn))
 
     def _mask(self, key: int) -> int:
         return self._table.get(key, 0)
@@ -169,6 +180,9 @@ class Holdings:
         start, size = 0, _CHUNKS[0]
         while alive and start < len(keys):
             masks = list(map(get, keys[start : start + size]))
+            if masks.count(masks[0]) == len(masks) and (masks[0] or 0) & alive == alive:
+                start, size = start + size, _CHUNKS[1]
+                continue
             at = 0
             for mask in dict.fromkeys(masks):
                 kept = 0 if mask is None else alive & mask

@@ -15,10 +15,12 @@ from random import Random
 
 from gateway.index.base import Applied, Learned, Match
 from gateway.index.holdings import Holdings
+from gateway.index.links import Links
 from gateway.index.slots import Slot
 from shared.blocks import GRANULE
 from shared.events import (
     BlocksRemoved,
+    BlocksStored,
     CacheCleared,
     CacheEvent,
     EventBatch,
@@ -48,6 +50,8 @@ class _Holder:
     epoch: Epoch
     stride: int
     slot: Slot
+    closed: bool = False
+    """It holds whole beginnings of prompts only, as its make does."""
     host: Slot | None = None
     """What it holds in host memory; opened when it first says so."""
     sources: dict[str, _Source] = field(default_factory=dict)
@@ -68,6 +72,7 @@ class PrefixTable:
         self.compact_from = COMPACT_FROM
         self._strides: dict[int, Holdings] = {}
         self._holders: dict[WorkerId, _Holder] = {}
+        self._links = Links()
         self.ignored_events = 0
         """Events of tiers or strides that are not indexed here."""
 
@@ -79,7 +84,7 @@ class PrefixTable:
         """(block, worker) pairs."""
         return sum(holdings.entries for holdings in self._strides.values())
 
-    def join(self, worker: WorkerId, epoch: Epoch, stride: int) -> None:
+    def join(self, worker: WorkerId, epoch: Epoch, stride: int, *, closed: bool = False) -> None:
         """Make room for a worker; another epoch or stride empties what was known."""
         holder = self._holders.get(worker)
         if holder is not None:
@@ -87,7 +92,8 @@ class PrefixTable:
                 return
             self.forget(worker)
         holdings = self._strides.setdefault(stride, Holdings())
-        self._holders[worker] = _Holder(epoch, stride, holdings.open(worker))
+        slot = holdings.open(worker, sworn=closed)
+        self._holders[worker] = _Holder(epoch, stride, slot, closed)
 
     def forget(self, worker: WorkerId) -> None:
         """Drop a worker and all it held."""
@@ -150,7 +156,7 @@ class PrefixTable:
         if batch.epoch < holder.epoch:
             return Applied(True, "old_epoch")
         if batch.epoch > holder.epoch:
-            self.join(batch.worker, batch.epoch, holder.stride)
+            self.join(batch.worker, batch.epoch, holder.stride, closed=holder.closed)
             holder = self._holders[batch.worker]
         if batch.stride != holder.stride:
             self.ignored_events += len(batch.events)
@@ -160,6 +166,8 @@ class PrefixTable:
             holder.sources[batch.source] = _Source(batch.seq)
             for event in batch.events:
                 self._take(batch.worker, holder, event)
+            if holder.closed:
+                self._see_holes(holder, batch.events)
             self._keep_cap(holder.stride)
         self.tidy(_SLICE)
         return verdict
@@ -207,17 +215,36 @@ class PrefixTable:
             slot = holder.slot
             if event.tier is Tier.HOST:
                 slot = holder.host = holder.host or holdings.open(worker, lower=True)
-            if isinstance(event, BlocksRemoved):
-                holdings.remove(slot, event.keys)
-            else:
-                holdings.add(slot, event.keys)
+            change = holdings.remove if isinstance(event, BlocksRemoved) else holdings.add
+            change(slot, event.keys.tolist(), nested=holder.closed)
+
+    def _see_holes(self, holder: _Holder, events: Sequence[CacheEvent]) -> None:
+        """Notice if a key was stored without its parent, or removed before its child, as far as is
+        known which that is."""
+        holdings, slot, links = self._strides[holder.stride], holder.slot, self._links
+        for event in events:
+            if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
+                keys, parent = event.keys.tolist(), event.parent
+                links.note(keys, parent)
+                orphaned = parent is not None and not holdings.holds_any(slot, (parent,))
+                if orphaned and holdings.holds_any(slot, keys[:1]):
+                    holdings.doubt(slot)
+        for event in events:
+            if isinstance(event, BlocksRemoved) and event.tier is Tier.GPU:
+                keys = event.keys.tolist()
+                if not holdings.holds_any(slot, list(links.below(keys))):
+                    continue
+                # Unless the key has come back as well.
+                gone = [key for key in keys if not holdings.holds_any(slot, (key,))]
+                if holdings.holds_any(slot, list(links.below(gone))):
+                    holdings.doubt(slot)
 
     def _empty(self, worker: WorkerId, holder: _Holder, tier: Tier = Tier.GPU) -> None:
         """Forget what it holds; with the device's contents go those of host memory."""
         if tier is Tier.GPU:
             holdings = self._strides[holder.stride]
             holdings.abandon(holder.slot)
-            holder.slot = holdings.open(worker)
+            holder.slot = holdings.open(worker, sworn=holder.closed)
         self._leave_host(holder)
 
     def _leave_host(self, holder: _Holder) -> None:

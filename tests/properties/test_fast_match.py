@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 from gateway.index.backends import use_arrays
 from gateway.index.table import PrefixTable
 from gateway.learn import Learner, Served
-from shared.blocks import chain_keys
-from shared.events import EventBatch, removed, stored
+from shared.blocks import chain_keys, pack_keys
+from shared.events import CacheEvent, EventBatch, Snapshot, removed, stored
 from shared.types import BlockKey, Epoch, WorkerId
 
 LEARNED = [WorkerId("l1"), WorkerId("l2"), WorkerId("l3")]
 TOLD = WorkerId("told")
+OURS = WorkerId("ours")
+"""Evicts leaves first, and says so."""
+WRONG = WorkerId("wrong")
+"""Says so, and does not."""
+EVERYBODY = (*LEARNED, TOLD, OURS, WRONG)
 TURNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=5)
 """A prompt: pieces of text by number, each with a length in granules."""
 
@@ -31,7 +36,7 @@ class Plain:
     """What each worker holds, as sets."""
 
     def __init__(self) -> None:
-        self.held: dict[str, set[int]] = {worker: set() for worker in (*LEARNED, TOLD)}
+        self.held: dict[str, set[int]] = {worker: set() for worker in EVERYBODY}
 
     def match(self, prompt: list[BlockKey]) -> dict[str, int]:
         depths = {
@@ -49,9 +54,11 @@ class Both:
         if storage == "arrays":
             use_arrays(self.table)
             self.table.compact_from = 60
-        self.learner, self.plain, self.seq = Learner(), Plain(), 0
-        for worker in (*LEARNED, TOLD):
-            self.table.join(worker, Epoch(1), 1)
+        self.learner, self.plain = Learner(), Plain()
+        self.seqs = dict.fromkeys(EVERYBODY, 0)
+        self.parents: dict[int, int | None] = {}
+        for worker in EVERYBODY:
+            self.table.join(worker, Epoch(1), 1, closed=worker in (OURS, WRONG))
         for number, worker in enumerate(LEARNED):
             self.learner.join(worker, 1, 1024 + 800 * number)
 
@@ -69,23 +76,46 @@ class Both:
         held.difference_update(change.evicted)
         self.table.learn(worker, change)
 
-    def tell(self, prompt: list[BlockKey], seed: int) -> None:
+    def tell(self, worker: WorkerId, prompt: list[BlockKey], seed: int) -> None:
         """Events store a prompt and remove any keys, holes in prompts included."""
-        held, rng = self.plain.held[TOLD], Random(seed)
+        held, rng = self.plain.held[worker], Random(seed)
         gone = rng.sample(sorted(held), len(held) // 3)
         held.difference_update(gone)
         held.update(prompt)
-        self.seq += 1
-        events = (removed(gone), stored(list(prompt), None))
-        batch = EventBatch(TOLD, Epoch(1), "worker", self.seq, 0.0, 1, events)
+        self.apply(worker, removed(gone), stored(list(prompt), None))
+
+    def tell_ours(self, prompt: list[BlockKey], seed: int) -> None:
+        """Events evict some leaves, and store what of a prompt is not there below what is."""
+        held, rng = self.plain.held[OURS], Random(seed)
+        self.parents.update(zip(prompt, [None, *prompt], strict=False))
+        gone: list[int] = []
+        for _ in range(rng.randrange(60)):
+            inner = {self.parents[key] for key in held}
+            leaves = sorted(held - inner)
+            if leaves:
+                gone.append(rng.choice(leaves))
+                held.discard(gone[-1])
+        depth = self.plain.match(prompt).get(OURS, 0) // 16
+        held.update(prompt)
+        cut = rng.randrange(len(gone) + 1)
+        new = stored(list(prompt[depth:]), prompt[depth - 1] if depth else None)
+        self.apply(OURS, removed(gone[:cut]), removed(gone[cut:]), new)
+
+    def snapshot(self, worker: WorkerId) -> None:
+        """The whole contents anew, in any order."""
+        self.apply(worker, Snapshot(pack_keys(sorted(self.plain.held[worker]))))
+
+    def apply(self, worker: WorkerId, *events: CacheEvent) -> None:
+        self.seqs[worker] += 1
+        batch = EventBatch(worker, Epoch(1), "worker", self.seqs[worker], 0.0, 1, events)
         assert self.table.apply(batch).reason == "applied"
 
     def forget(self, worker: WorkerId) -> None:
         self.plain.held[worker].clear()
         self.learner.reset(worker)
         self.table.forget(worker)
-        self.table.join(worker, Epoch(1), 1)
-        self.seq = 0 if worker == TOLD else self.seq
+        self.table.join(worker, Epoch(1), 1, closed=worker in (OURS, WRONG))
+        self.seqs[worker] = 0
 
     def matched(self, prompt: list[BlockKey]) -> dict[str, int]:
         return {worker: match.tokens for worker, match in self.table.match(prompt).items()}
@@ -96,8 +126,10 @@ STEPS = st.lists(
         st.tuples(
             st.just("serve"), TURNS, st.sampled_from(LEARNED), st.sampled_from((None, 0, 64, 9999))
         ),
-        st.tuples(st.just("tell"), TURNS, st.integers(0, 99), st.none()),
-        st.tuples(st.just("forget"), TURNS, st.sampled_from([*LEARNED, TOLD]), st.none()),
+        st.tuples(st.just("tell"), TURNS, st.integers(0, 99), st.just(TOLD)),
+        st.tuples(st.just("ours"), TURNS, st.integers(0, 99), st.none()),
+        st.tuples(st.just("snapshot"), TURNS, st.sampled_from([TOLD, OURS]), st.none()),
+        st.tuples(st.just("forget"), TURNS, st.sampled_from([*LEARNED, TOLD, OURS]), st.none()),
     ),
     min_size=1,
     max_size=25,
@@ -119,7 +151,11 @@ def test_matched_tokens_are_those_of_a_plain_walk(
             told = None if cached is None else min(cached, 16 * len(prompt))
             both.serve(whom, prompt, told)
         elif what == "tell":
-            both.tell(prompt, whom)
+            both.tell(cached, prompt, whom)
+        elif what == "ours":
+            both.tell_ours(prompt, whom)
+        elif what == "snapshot":
+            both.snapshot(whom)
         else:
             both.forget(whom)
         for known in prompts:
@@ -134,7 +170,7 @@ def test_after_entries_were_dropped_a_hole_still_ends_a_match(storage: str) -> N
     for n in range(40):
         prompt = prompt_of([(n % 3, 30), (n, 20)])
         both.serve(LEARNED[n % 3], prompt, None)
-        both.tell(prompt, n)
+        both.tell(TOLD, prompt, n)
         held = {
             worker: {
                 key for key in rng.sample(prompt, len(prompt)) if worker in both.table.match([key])
@@ -146,3 +182,73 @@ def test_after_entries_were_dropped_a_hole_still_ends_a_match(storage: str) -> N
             assert tokens == 16 * whole
     assert both.table.entries <= 150 + 2
     both.table.check()
+
+
+@pytest.mark.parametrize("storage", ["dict", "arrays"])
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(TURNS, st.integers(0, 99), st.booleans()), min_size=1, max_size=8))
+def test_a_hole_where_none_should_be_is_seen(
+    storage: str, steps: list[tuple[list[tuple[int, int]], int, bool]]
+) -> None:
+    both = Both(storage, 10**6)
+    for turns, seed, anew in steps:
+        prompt = prompt_of(turns)
+        both.tell_ours(prompt, seed)
+        both.tell(WRONG, prompt, seed)
+        if anew:
+            both.snapshot(WRONG)
+        for known in (prompt, prompt_of(steps[0][0])):
+            truth = both.plain.match(known)
+            if len(known) <= 64:
+                assert both.matched(known) == truth
+            for _ in range(64):
+                assert both.matched(known).get(WRONG, 0) >= truth.get(WRONG, 0)
+            assert both.matched(known) == truth
+    both.table.check()
+
+
+@pytest.mark.parametrize("storage", ["dict", "arrays"])
+def test_a_key_that_leaves_its_child_behind_is_seen_at_once(storage: str) -> None:
+    prompt = prompt_of([(1, 40), (2, 40)])
+    both = Both(storage, 10**6)
+    both.tell_ours(prompt, 0)
+    both.apply(OURS, removed([prompt[50], prompt[9]]), stored([prompt[9]], prompt[8]))
+    assert both.matched(prompt) == {OURS: 16 * 50}
+
+
+@pytest.mark.parametrize("storage", ["dict", "arrays"])
+def test_a_key_that_comes_without_its_parent_is_seen_at_once(storage: str) -> None:
+    prompt = prompt_of([(1, 40), (2, 40)])
+    both = Both(storage, 10**6)
+    both.tell_ours(prompt[:10], 0)
+    both.apply(OURS, stored(prompt[30:], prompt[29]))
+    assert both.matched(prompt) == {OURS: 16 * 10}
+
+
+@pytest.mark.parametrize("storage", ["dict", "arrays"])
+def test_what_evicts_leaves_first_is_bisected_whatever_it_stored_and_evicted(storage: str) -> None:
+    both = Both(storage, 10**6)
+    for n in range(30):
+        both.tell_ours(prompt_of([(n % 3, 30), (n, 35)]), n)
+        if n == 20:
+            both.snapshot(OURS)
+    [holdings] = both.table._strides.values()
+    walked: list[int] = []
+    walk = holdings._walked
+    holdings._walked = lambda keys, alive: (walked.append(alive), walk(keys, alive))[1]  # type: ignore[method-assign]
+    prompt = prompt_of([(2, 30), (29, 35)])
+    assert both.matched(prompt) == both.plain.match(prompt) != {}
+    [ours] = [slot for slot in holdings._slots if slot is not None and slot.worker == OURS]
+    assert not any(alive & ours.bit for alive in walked)
+
+
+def test_what_is_only_said_is_still_checked_after_the_storage_has_changed() -> None:
+    prompt = prompt_of([(1, 40), (2, 40)])
+    both = Both("arrays", 10**6)
+    both.table.compact_from = 10**6
+    both.apply(WRONG, Snapshot(pack_keys(prompt[:50] + prompt[51:])))
+    both.table.compact_from = 60
+    both.apply(TOLD, stored([BlockKey(7)], None))
+    for _ in range(64):
+        both.matched(prompt)
+    assert both.matched(prompt) == {WRONG: 16 * 50}
