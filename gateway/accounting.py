@@ -26,8 +26,12 @@ from shared.blocks import usable_tokens
 
 def matchable_tokens(prompt_tokens: int, block_sizes: Iterable[int]) -> tuple[int, int]:
     """Prompt tokens that could be reused at best, and with which of the (one or more) sizes."""
+    sizes = set(block_sizes)
+    if len(sizes) == 1:
+        [size] = sizes
+        return usable_tokens(prompt_tokens, prompt_tokens, size), size
     return max(
-        ((usable_tokens(prompt_tokens, prompt_tokens, size), size) for size in set(block_sizes)),
+        ((usable_tokens(prompt_tokens, prompt_tokens, size), size) for size in sizes),
         key=lambda found: (found[0], -found[1]),
     )
 

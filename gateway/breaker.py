@@ -53,6 +53,8 @@ class Breaker:
 
     def failure_rate(self, now: float) -> float:
         """Share of failures in the last attempts, 0..1, as if there had been ten. Pure."""
+        if not self._failures:
+            return 0.0
         ages = [max(0.0, now - at) for at in self._recent if at is not None]
         rate = sum(exp2(-age / _HALF_LIFE_S) for age in ages) / _WINDOW
         return rate if rate >= _FORGOTTEN else 0.0
@@ -78,7 +80,7 @@ class Breaker:
         if probe:
             self._until = None
             self._probing = False
-        if len(self._recent) == _WINDOW and not self._failures:
+        if self._pauses and len(self._recent) == _WINDOW and not self._failures:
             self._pauses = 0
 
     def fail(self, now: float, *, lost_s: float, probe: bool, may_eject: bool) -> None:
@@ -103,7 +105,7 @@ class Breaker:
 
     @property
     def _failures(self) -> int:
-        return sum(at is not None for at in self._recent)
+        return len(self._recent) - self._recent.count(None)
 
     def _rest(self, now: float) -> None:
         self._until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0**self._pauses)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.booking import Booking
 from gateway.decision import Booked, ModelProfile
@@ -27,8 +28,7 @@ _MIN_OUTPUT = 16.0
 _VIEW_LASTS_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptView:
+class _KeptView(msgspec.Struct, frozen=True):
     """A view that is good for a moment, while nothing happens on its worker."""
 
     version: int
@@ -185,7 +185,7 @@ class Fleet:
         return view
 
     def _look(self, member: Member, trust: Trust, now: float) -> WorkerView:
-        report = member.reported(now)
+        pool, rates, report = member.pool, self._rates, member.reported(now)
         held = member.kv_tokens_held(report)
         total = member.kv_tokens_total()
         prefill_s, foreign = member.prefill_s(now), 0
@@ -199,8 +199,10 @@ class Fleet:
             held += peers.decode_tokens if report is None else 0
         token_s = member.token_s()
         fresh = member.newcomer and now - member.joined < SETTLED_S
-        pace = self._rates.s_per_token(member.pool, member.id)
-        turnover_s = token_s * max(_MIN_OUTPUT, self.outputs.usual(member.pool))
+        pace = rates.s_per_token(pool, member.id)
+        release = 0.0
+        if total and token_s:
+            release = held / (token_s * max(_MIN_OUTPUT, self.outputs.usual(pool)))
         return WorkerView(
             id=member.id,
             state=member.state(now),
@@ -211,7 +213,7 @@ class Fleet:
             booked_decode_tokens=held,
             prefill_s_per_token=pace / _NEW_PACE if fresh else pace,
             fresh=fresh,
-            overhead_s=self._rates.overhead_s(member.pool),
+            overhead_s=rates.overhead_s(pool),
             host_s_per_token=member.host_token_s() or self._host_s_per_token,
             failure_rate=member.breaker.failure_rate(now),
             failure_s=member.breaker.lost_s,
@@ -220,11 +222,11 @@ class Fleet:
             load_age_s=0.0 if report is None else now - report.at,
             foreign=foreign + member.shadows(now),
             tpot_s=token_s,
-            release_tokens_per_s=held / turnover_s if total and turnover_s else 0.0,
-            pool_busy=self._pressure.share(member.pool, len(self.serving(member.pool)), now),
+            release_tokens_per_s=release,
+            pool_busy=self._pressure.share(pool, len(self.serving(pool)), now),
             decoding=member.decoding,
-            at_once=self._service.at_once(member.pool),
-            service_s=self._service.seconds(member.pool),
+            at_once=self._service.at_once(pool),
+            service_s=self._service.seconds(pool),
             offered=self._pressure.offered(member.id, now),
         )
 

@@ -34,11 +34,16 @@ class GhostMemory:
 
     def seen(self, keys: Sequence[BlockKey]) -> int:
         """Leading granules of ``keys`` that were seen. Pure."""
-        return max(_depth(self._young, keys), _depth(self._old, keys))
+        young = _depth(self._young, keys)
+        return young if young == len(keys) else max(young, _depth(self._old, keys))
 
 
 def _depth(known: set[int], keys: Sequence[BlockKey]) -> int:
     low, high = 0, len(keys)
+    if not known or not high or keys[0] not in known:
+        return 0
+    if keys[-1] in known:
+        return high
     while low < high:
         middle = (low + high) // 2
         if keys[middle] in known:

@@ -9,7 +9,7 @@ import msgspec
 from gateway.accounting import matchable_tokens
 from gateway.decision import Overlap
 from gateway.member import Member
-from gateway.routing.base import Trust, WorkerState
+from gateway.routing.base import Trust
 from gateway.routing.branches import Popularity
 from shared.blocks import GRANULE
 from shared.types import WorkerId
@@ -32,22 +32,18 @@ class Held(msgspec.Struct, frozen=True):
     isolated: Mapping[WorkerId, int] = {}
     """What of the prompt they hold under another cache salt."""
 
-    def new_kv_tokens(self, worker: WorkerId) -> int:
-        """Prompt tokens that need new room on the worker's device."""
-        on_device = self.usable[worker] - self.host.get(worker, 0)
-        return max(0, self.prompt_tokens - on_device)
-
-    def overlap(
-        self, serving: Sequence[Member], open_to: Collection[Member], now: float
-    ) -> Overlap:
+    def overlap(self, serving: Sequence[Member], open_to: Collection[Member]) -> Overlap:
         """What was available where. ``open_to``: the workers that take new requests."""
-        live = [m for m in serving if m.state(now) is not WorkerState.DOWN]
-        best = max([self.usable[m.id] for m in live], default=0)
-        reachable = max([self.usable[m.id] for m in open_to], default=0)
-        foreign = 0
-        if self.isolated:
-            foreign = max([self.isolated.get(m.id, 0) for m in live], default=0)
-        sizes = [member.info.block_size for member in live]
+        usable, best, reachable, foreign = self.usable, 0, 0, 0
+        sizes: set[int] = set()
+        for member in serving:
+            if member.healthy:
+                sizes.add(member.info.block_size)
+                best = max(best, usable[member.id])
+                if self.isolated:
+                    foreign = max(foreign, self.isolated.get(member.id, 0))
+        for member in open_to:
+            reachable = max(reachable, usable[member.id])
         matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or [GRANULE])
         return Overlap(
             matchable_tokens=matchable,

@@ -145,11 +145,10 @@ class Knowledge:
 
     def _place(self, worker: WorkerId, *, text: bool) -> WorkerId | None:
         """Where in the index what a worker holds is learned; None: its events tell."""
-        if self._trust.feed_state(worker) is not Trust.EXACT:
+        state, told = self._trust.states(worker)
+        if told is not Trust.EXACT:
             return worker
-        if not text and self._trust.of(worker)[0] is Trust.EXACT:
-            return None
-        return _aside(worker)
+        return None if state is Trust.EXACT and not text else _aside(worker)
 
     def apply(self, batch: EventBatch, member: Member | None, now: float) -> Applied:
         """Cache events. A gap lowers trust at once; only who follows the feed can raise it, since
@@ -182,28 +181,31 @@ class Knowledge:
         usable: dict[WorkerId, int] = {}
         promised: dict[WorkerId, int] = {}
         host: dict[WorkerId, int] = {}
+        expected, stride = self._promises.workers(), serving[0].stride
         for member in serving:
-            worker = member.id
+            worker, granules = member.id, 0
             usable[worker] = 0
-            state = self._trust.of(worker)[0]
+            stride = min(stride, member.stride)
+            state, told = self._trust.states(worker)
             # Events never speak of text.
             trust[worker] = Trust.LEARNED if text and state is Trust.EXACT else state
             if not keys or state is Trust.BLIND:
                 continue
-            match = matches.get(self._place(worker, text=text) or worker)
-            granules = 0 if match is None else match.tokens // GRANULE
-            usable[worker] = _usable(member, granules, total)
-            if match is not None and match.host_tokens:
-                on_device = (match.tokens - match.host_tokens) // GRANULE
-                host[worker] = usable[worker] - _usable(member, on_device, total)
-            ahead = granules
-            if worker not in exclude:
-                ahead = self._promises.extend(worker, keys, granules)
+            beside = told is Trust.EXACT and (text or state is not Trust.EXACT)
+            match = matches.get(_aside(worker) if beside else worker)
+            if match is not None:
+                granules = match.tokens // GRANULE
+                usable[worker] = _usable(member, granules, total)
+                if match.host_tokens:
+                    on_device = (match.tokens - match.host_tokens) // GRANULE
+                    host[worker] = usable[worker] - _usable(member, on_device, total)
+            if worker not in expected or worker in exclude:
+                continue
+            ahead = self._promises.extend(worker, keys, granules)
             if ahead > granules:
                 more = _usable(member, ahead, total)
                 promised[worker] = more - usable[worker]
                 usable[worker] = more
-        stride = min(member.stride for member in serving)
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
         isolated = self._isolated(query, serving, total)
         popularity = self._branches.popularity(keys)

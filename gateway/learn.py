@@ -90,11 +90,11 @@ class _Memory:
     """Distances of the misses since something was delivered last, or all was given up."""
     doubted: list[int] = field(default_factory=list)
     """Those for which all was given up, while nothing has been delivered since."""
+    unit: int = field(init=False)
+    """Tokens per key."""
 
-    @property
-    def unit(self) -> int:
-        """Tokens per key."""
-        return self.stride * GRANULE
+    def __post_init__(self) -> None:
+        self.unit = self.stride * GRANULE
 
     @property
     def blocks(self) -> int:
@@ -171,9 +171,9 @@ class Learner:
         stride = memory.stride
         keys: Sequence[int] = request.keys[stride - 1 :: stride] if stride > 1 else request.keys
         lost = self._judge(memory, keys, request)
-        held = memory.held
+        held, blocks = memory.held, memory.blocks
         new = held.touch(keys, request.output_tokens // memory.unit)
-        gone = held.keep(memory.blocks, int(_PAST_SHARE * memory.blocks))
+        gone = held.keep(blocks, int(_PAST_SHARE * blocks))
         if new and held.used(new[-1]) is None:
             # A prompt beyond the capacity: its end leaves at once, so it never came.
             both = set(new).intersection(gone)

@@ -120,7 +120,6 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
     cached = None if usage is None else usage.cached
     if usage is not None and cached is None and attempt.member.reports_cached:
         cached = 0  # some engines leave it out where it is 0
-    flow = TokenFlow()
     # What a worker refused was not prefilled, so it has no tokens, as if it had been rejected here.
     if end.final and end.outcome is not Outcome.CLIENT_ERROR:
         overlap, captured = _in_engine_tokens(route, usage)
@@ -132,6 +131,8 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
             usage_prompt=None if usage is None else usage.prompt,
             usage_cached=cached,
         )
+    else:
+        flow = TokenFlow()
     decided_s = route.decided - query.arrived
     first = attempt.first_token
     return RequestRecord(

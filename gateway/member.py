@@ -257,7 +257,8 @@ class Member:
     def kv_tokens_held(self, report: Reported | None) -> int:
         """KV tokens of running requests: as it reported, plus what was booked since."""
         if report is None:
-            return sum(booking.kv_tokens for booking in (*self._pending, *self._decoding))
+            mine = (*self._pending, *self._decoding)
+            return sum([booking.kv_tokens for booking in mine]) if mine else 0
         total = report.load.blocks_used * self.info.block_size
         for booking in (*self._pending, *self._decoding):
             if booking.begun > report.at:

@@ -39,8 +39,12 @@ class Promises:
         self.expire(now)
         promise = Promise(worker, keys[indexed:])
         if promise.keys:
-            self._counts.setdefault(worker, Counter()).update(promise.keys)
-            self._open.setdefault(worker, set()).add(promise)
+            counts = self._counts.get(worker)
+            if counts is None:
+                counts = self._counts[worker] = Counter()
+                self._open[worker] = set()
+            counts.update(promise.keys)
+            self._open[worker].add(promise)
         return promise
 
     def keep(self, promise: Promise, now: float) -> None:

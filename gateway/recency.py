@@ -90,19 +90,24 @@ class Recency:
         if len(self._uses) == len(self._tree) - 1:
             self._rebuild()
         runs = self._runs(keys)
-        held = next((max(first, use.mid) for first, end, use in runs if use.mid < end), None)
-        known = runs[-1][1] if runs else 0
-        whole = [run for run in runs if run[0] == run[2].lo and run[1] == run[2].hi]
-        kept = max(whole, key=lambda run: run[1] - run[0], default=(0, 0, None))
+        size, known = len(keys), runs[-1][1] if runs else 0
+        held: int | None = None
+        kept, begin, stop = None, 0, 0  # the longest slice that is whole
+        for first, end, use in runs:
+            if held is None and use.mid < end:
+                held = max(first, use.mid)
+            if first == use.lo and end == use.hi and end - first > stop - begin:
+                kept, begin, stop = use, first, end
         for first, end, use in runs:
             self._lose(use, first, end)
-        use = self._renewed(kept[2])
-        use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, len(keys), len(keys)
+        use = self._renewed(kept)
+        use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, size, size
         use.unnamed = unnamed
-        for part in (keys[: kept[0]], keys[kept[1] :]) if kept[1] else (keys,):
-            deque(map(self._known.__setitem__, part, repeat(use)), maxlen=0)
-        self._held += use.held
-        self._add(use.place, use.blocks)
+        if stop - begin < size:
+            for part in (keys[:begin], keys[stop:]):
+                deque(map(self._known.__setitem__, part, repeat(use)), maxlen=0)
+        self._held += size + unnamed
+        self._add(use.place, size + unnamed)
         return keys[known if held is None else held :]
 
     def distance(self, key: int) -> int | None:

@@ -25,6 +25,7 @@ from gateway.decision import (
     WorkerStatus,
 )
 from gateway.fleet import Fleet
+from gateway.held import Held
 from gateway.index.base import Applied, PrefixIndex
 from gateway.indexview import IndexReader, IndexStats, WhoHolds
 from gateway.knowledge import Knowledge
@@ -327,38 +328,47 @@ class Router:
         begun = self._timer()
         held = self._knowledge.look_up(query, serving, exclude, now)
         lookup_s = self._timer() - begun
-        output = self._expected_output(query, members[0].pool)
-        candidates = [
-            Candidate(
-                worker=self._fleet.view(member, held.trust[member.id], now),
-                matched_tokens=held.usable[member.id],
-                promised_tokens=held.promised.get(member.id, 0),
-                shared_tokens=held.popularity.shared_tokens(held.usable[member.id]),
-                branches=held.popularity.branches(held.usable[member.id]),
-                new_kv_tokens=held.new_kv_tokens(member.id) + output,
-                host_tokens=held.host.get(member.id, 0),
-            )
-            for member in members
-        ]
+        candidates = self._candidates(query, members, held, now)
         order = policy.rank(query, candidates, rng)
+        best = order[0].candidate
+        ttft_s = self._cost.expected_ttft_s(query, best)
+        turn = candidates[self._turn % len(candidates)]
+        shadow = Shadow(
+            matched_tokens=turn.matched_tokens,
+            ttft_s=ttft_s if turn is best else self._cost.expected_ttft_s(query, turn),
+        )
         return Route(
             query=query,
             policy=policy.name,
             order=tuple(order),
-            overlap=held.overlap(serving, pool, now),
+            overlap=held.overlap(serving, pool),
             decided=now,
-            predicted_ttft_s=self._cost.expected_ttft_s(query, order[0].candidate),
-            round_robin=self._shadow(query, candidates),
+            predicted_ttft_s=ttft_s,
+            round_robin=shadow,  # for the report's counterfactual
             lookup_s=lookup_s,
         )
 
-    def _shadow(self, query: Query, candidates: Sequence[Candidate]) -> Shadow:
-        """The candidate whose turn it would be, for the report's counterfactual."""
-        candidate = candidates[self._turn % len(candidates)]
-        return Shadow(
-            matched_tokens=candidate.matched_tokens,
-            ttft_s=self._cost.expected_ttft_s(query, candidate),
-        )
+    def _candidates(
+        self, query: Query, members: Sequence[Member], held: Held, now: float
+    ) -> list[Candidate]:
+        output = self._expected_output(query, members[0].pool)
+        shared = held.popularity if held.popularity.runs else None
+        made: list[Candidate] = []
+        for member in members:
+            worker = member.id
+            matched, host = held.usable[worker], held.host.get(worker, 0)
+            made.append(
+                Candidate(
+                    worker=self._fleet.view(member, held.trust[worker], now),
+                    matched_tokens=matched,
+                    promised_tokens=held.promised.get(worker, 0),
+                    shared_tokens=shared.shared_tokens(matched) if shared else 0.0,
+                    branches=shared.branches(matched) if shared else 1.0,
+                    new_kv_tokens=max(0, held.prompt_tokens - matched + host) + output,
+                    host_tokens=host,
+                )
+            )
+        return made
 
     @staticmethod
     def _reject(query: Query, tried: bool, known: bool) -> Reject:
@@ -421,13 +431,9 @@ def _bound(route: Route) -> float:
     matched = route.matched_tokens
     if not matched:
         return 0.0
-    chosen = route.worker
-    elsewhere = max(
-        (
-            item.candidate.matched_tokens
-            for item in route.order
-            if item.candidate.worker.id != chosen
-        ),
-        default=0,
-    )
+    chosen, elsewhere = route.worker, 0
+    for item in route.order:
+        candidate = item.candidate
+        if candidate.matched_tokens > elsewhere and candidate.worker.id != chosen:
+            elsewhere = candidate.matched_tokens
     return max(0, matched - elsewhere) / (route.query.prompt_tokens or matched)

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.decision import WorkerStatus
 from gateway.routing.base import Trust
 from shared.types import WorkerId
@@ -78,8 +80,7 @@ def mistrust(workers: Iterable[WorkerStatus]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True):
     """One answered request: what was predicted, and what was delivered. In tokens.
 
     What siblings under way may add makes a prediction a range.
@@ -271,6 +272,11 @@ class TrustBook:
         """State and reason. Pure."""
         watch = self._watches.get(worker)
         return (Trust.BLIND, "unknown worker") if watch is None else (watch.state, watch.reason)
+
+    def states(self, worker: WorkerId) -> tuple[Trust, Trust]:
+        """State, and what the follower of its feed said last. Pure."""
+        watch = self._watches.get(worker)
+        return (Trust.BLIND, Trust.BLIND) if watch is None else (watch.state, watch.told)
 
     def told(self, worker: WorkerId, trust: Trust, reason: str) -> None:
         """The follower of its feed says so."""

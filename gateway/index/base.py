@@ -12,8 +12,7 @@ from shared.events import EventBatch
 from shared.types import BlockKey, Epoch, Tier, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """How much of a prompt a worker holds, counted from its first token; a hole ends it."""
 
     tokens: int

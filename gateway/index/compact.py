@@ -11,7 +11,7 @@ to abandoned slots, or when it has become mostly empty. Meanwhile there are two:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import numpy as np
@@ -284,6 +284,10 @@ class CompactHoldings(Holdings):
             at = self._old.find_all(keys[left])
             ids[left] = np.where(at < 0, 0, self._old.values[at])
         return ids
+
+    @property
+    def _mask_of(self) -> Callable[[int], int | None]:
+        return self._mask
 
     def _mask(self, key: int) -> int:
         cells, at = self._locate(as_key(key))

@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 Ends = list[tuple[int, int]]
 
 
-def bisected(mask_of: Callable[[int], int], keys: Sequence[int], alive: int) -> Ends:
+def bisected(mask_of: Callable[[int], int | None], keys: Sequence[int], alive: int) -> Ends:
     """Of slots in which there are no holes: along a prompt they only become fewer.
 
-    :param mask_of: key -> mask of its holders.
+    :param mask_of: key -> mask of its holders; None: it has none.
     :param alive: mask of the slots in question.
     """
     ends: Ends = []
     start, last = 0, len(keys) - 1
     while alive and start <= last:
-        kept = alive & mask_of(keys[start])
+        kept = alive & (mask_of(keys[start]) or 0)
         if start and kept != alive:
             ends.append((start, alive ^ kept))
         alive = kept
         if not alive:
             break
-        if alive & mask_of(keys[last]) == alive:
+        if alive & (mask_of(keys[last]) or 0) == alive:
             ends.append((len(keys), alive))
             break
         low, high = start + 1, last
         while low < high:
             middle = (low + high) // 2
-            if alive & mask_of(keys[middle]) == alive:
+            if alive & (mask_of(keys[middle]) or 0) == alive:
                 low = middle + 1
             else:
                 high = middle

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 from random import Random
 
@@ -147,7 +147,7 @@ class Holdings:
 
     def holds_any(self, slot: Slot, keys: Sequence[int]) -> bool:
         """Whether the slot holds one of ``keys``. Pure."""
-        return any(mask & slot.bit for mask in map(self._mask, keys))
+        return any((mask or 0) & slot.bit for mask in map(self._mask_of, keys))
 
     def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
         """(depth, mask of the slots whose match ends there), depth > 0."""
@@ -160,16 +160,21 @@ class Holdings:
             if not self._turns % _LOOKED_THROUGH:
                 self._look_through(keys, sworn)
                 nested = self._live & self._nested
-        ends = bisected(self._mask, keys, nested)
-        return ends + self._walked(keys, self._live & ~nested)
+        others = self._live & ~nested
+        if not others:
+            return bisected(self._mask_of, keys, nested)
+        walked = self._walked(keys, others)
+        return bisected(self._mask_of, keys, nested) + walked if nested else walked
 
     def _look_through(self, keys: Sequence[int], sworn: int) -> None:
         """Doubt the slots in which a walk finds a hole."""
         walked = self._walked(keys, sworn)
-        self._nested &= ~apart(walked, bisected(self._mask, keys, sworn))
+        self._nested &= ~apart(walked, bisected(self._mask_of, keys, sworn))
 
-    def _mask(self, key: int) -> int:
-        return self._table.get(key, 0)
+    @property
+    def _mask_of(self) -> Callable[[int], int | None]:
+        """Key -> mask of its holders; None or 0: it has none."""
+        return self._table.get
 
     def _walked(self, keys: Sequence[int], alive: int) -> list[tuple[int, int]]:
         """Of any slots. A match ends at the first key whose mask lacks the slot, which is the first
@@ -219,14 +224,16 @@ class Holdings:
                 return at
         return len(keys)
 
-    def workers_in(self, mask: int) -> Iterator[WorkerId]:
+    def workers_in(self, mask: int) -> list[WorkerId]:
         """The workers behind a mask of live slots."""
+        slots, found = self._slots, []
         while mask:
             low = mask & -mask
-            slot = self._slots[low.bit_length() - 1]
+            slot = slots[low.bit_length() - 1]
             if slot is not None:
-                yield slot.worker
+                found.append(slot.worker)
             mask ^= low
+        return found
 
     def sweep(self, budget: int) -> int:
         """Clean up after abandoned slots, at most ``budget`` keys; returns its unused part."""

@@ -75,7 +75,7 @@ class CostModel:
         total = query.prompt_tokens or len(query.keys) * GRANULE
         uncached = max(0, total - candidate.matched_tokens)
         prefill = self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
-        return candidate.load_s + prefill
+        return candidate.load_s + prefill if candidate.host_tokens else prefill
 
     def promised_s(self, query: Query, candidate: Candidate) -> float:
         """Seconds of prefill that others promised to do there for this prompt."""
@@ -135,15 +135,17 @@ class CostModel:
 
     def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
         """The named terms but ``failure``, which needs the other candidates."""
-        compute = self.compute_s(query, candidate)
-        lost = self._lost_s(query, candidate, compute)
+        worker = candidate.worker
+        compute = lost = self.compute_s(query, candidate)
+        if candidate.shared_tokens:
+            lost = self._lost_s(query, candidate, compute)
         return {
-            "wait": candidate.worker.booked_prefill_s,
-            "own": candidate.worker.overhead_s + lost,
-            "others": self.externality(candidate.worker) * lost,
+            "wait": worker.booked_prefill_s,
+            "own": worker.overhead_s + lost,
+            "others": self.externality(worker) * lost,
             "behind": self.behind_s(candidate, compute),
-            "home": self.later * candidate.worker.offered.mean_wait_s,
-            "memory": self.memory_s(candidate),
+            "home": self.later * worker.offered.mean_wait_s,
+            "memory": self.memory_s(candidate) if worker.kv_tokens_total else 0.0,
             "decode": self.decode_s(candidate),
         }
 

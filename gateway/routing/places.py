@@ -35,15 +35,14 @@ _WEIGHT = 0.05
 
 def place_waits(candidates: Sequence[Candidate]) -> list[float]:
     """Of each candidate, the seconds until it has a place for one more. Pure."""
-    requests = [item.worker.requests - item.worker.decoding for item in candidates]
+    workers = [item.worker for item in candidates]
+    requests = [worker.inflight + worker.foreign - worker.decoding for worker in workers]
     if max(requests, default=0) < FEWEST:
         return [0.0] * len(requests)
     ample = _UNEVEN * min(requests) + _FEW
     return [
-        item.worker.service_s
-        * max(0.0, count + 1 - max(ample, item.worker.at_once))
-        / item.worker.at_once
-        for item, count in zip(candidates, requests, strict=True)
+        worker.service_s * max(0.0, count + 1 - max(ample, worker.at_once)) / worker.at_once
+        for worker, count in zip(workers, requests, strict=True)
     ]
 
 
@@ -63,14 +62,20 @@ class ServiceTimes:
 
     def observe(self, pool: str, seconds: float) -> None:
         """One request took so long, without its wait for a place."""
-        known = self._pools.setdefault(pool, _Pool())
+        known = self._of(pool)
         known.samples += 1
         known.mean_s += max(_WEIGHT, 1 / known.samples) * (seconds - known.mean_s)
 
     def served_at_once(self, pool: str, requests: int) -> None:
         """A worker was seen to serve so many side by side."""
-        known = self._pools.setdefault(pool, _Pool())
+        known = self._of(pool)
         known.at_once = max(known.at_once, requests)
+
+    def _of(self, pool: str) -> _Pool:
+        known = self._pools.get(pool)
+        if known is None:
+            known = self._pools[pool] = _Pool()
+        return known
 
     def at_once(self, pool: str) -> int:
         """The most that a worker of the pool was seen to serve. Pure."""

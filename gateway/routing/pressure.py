@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
+import msgspec
+
 from shared.types import WorkerId
 
 _POOL_MEMORY_S = 30.0
@@ -18,8 +20,7 @@ _BUSIEST = 0.9
 """Largest share of a worker's time that is believed: a queue's length has no bound near 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """What one worker was sent of late."""
 
     bound_per_s: float = 0.0
@@ -74,9 +75,13 @@ class Pressure:
 
         :param bound: share of its prompt that it finds there and nowhere else, 0..1.
         """
-        self._pools.setdefault(pool, _Flow(_POOL_MEMORY_S, now)).add(seconds, 1.0, now)
-        waits = _FREE + (1.0 - _FREE) * bound
-        self._workers.setdefault(worker, _Flow(_WORKER_MEMORY_S, now)).add(seconds, waits, now)
+        group, flow = self._pools.get(pool), self._workers.get(worker)
+        if group is None:
+            group = self._pools[pool] = _Flow(_POOL_MEMORY_S, now)
+        if flow is None:
+            flow = self._workers[worker] = _Flow(_WORKER_MEMORY_S, now)
+        group.add(seconds, 1.0, now)
+        flow.add(seconds, _FREE + (1.0 - _FREE) * bound, now)
 
     def share(self, pool: str, workers: int, now: float) -> float:
         """Share of the workers' time that this takes; beyond 1 they cannot keep up. Pure."""

@@ -93,8 +93,12 @@ class RateBook:
         """Learn from an answered request; one that waited long for others tells nothing."""
         if sample.ttft_s <= 0 or sample.wait_s > _MAX_WAIT_SHARE * sample.ttft_s:
             return
-        group = self._pools.setdefault(pool, _Pool())
-        rate = group.workers.setdefault(worker, _WorkerRate())
+        group = self._pools.get(pool)
+        if group is None:
+            group = self._pools[pool] = _Pool()
+        rate = group.workers.get(worker)
+        if rate is None:
+            rate = group.workers[worker] = _WorkerRate()
         work = self._model.prefill_s(max(1, sample.uncached), sample.total, 1.0)
         if work < _SMALL:
             group.small.append((work, sample.ttft_s - sample.wait_s))
@@ -168,6 +172,9 @@ class RateBook:
     def _slope(self, group: _Pool) -> float | None:
         """Theil-Sen over the newest small samples; None if their sizes are too much alike."""
         points = list(group.small)[-24:]
+        works = [work for work, _ in points]
+        if max(works) - min(works) < _LEVER:
+            return group.slope
         slopes = [
             (there[1] - here[1]) / (there[0] - here[0])
             for here, there in combinations(points, 2)

@@ -8,6 +8,7 @@ import xxhash
 
 from gateway.routing.base import Query, Scored, Trust, WorkerView
 
+_hash = xxhash.xxh3_64_intdigest
 _AFFINE_GRANULES = 16
 """Blind workers: how much of the prompt decides among equals."""
 
@@ -19,7 +20,7 @@ class TieBreak:
     """
 
     def __init__(self, query: Query) -> None:
-        self._by_request = xxhash.xxh3_64_intdigest(query.request_id.encode())
+        self._by_request = _hash(query.request_id.encode())
         keys = query.keys
         self._by_prompt = (
             int(keys[min(len(keys), _AFFINE_GRANULES) - 1]) if keys else self._by_request
@@ -27,12 +28,16 @@ class TieBreak:
 
     def __call__(self, worker: WorkerView) -> int:
         seed = self._by_prompt if worker.trust is Trust.BLIND else self._by_request
-        return xxhash.xxh3_64_intdigest(worker.id.encode(), seed)
+        return _hash(worker.id.encode(), seed)
 
 
 def in_order(query: Query, scored: Sequence[Scored], digits: int = 4) -> list[Scored]:
     """By cost rounded to ``digits`` decimals (0.1 ms: less is noise), then by the tie-break."""
+    costs = [round(item.cost, digits) for item in scored]
+    if len(set(costs)) == len(costs):
+        ranks = sorted(zip(costs, range(len(costs)), strict=True))
+        return [scored[at] for _, at in ranks]
     tie_break = TieBreak(query)
-    return sorted(
-        scored, key=lambda item: (round(item.cost, digits), tie_break(item.candidate.worker))
-    )
+    places = [tie_break(item.candidate.worker) for item in scored]
+    order = sorted(zip(costs, places, range(len(costs)), strict=True))
+    return [scored[at] for _, _, at in order]
