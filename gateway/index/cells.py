@@ -10,7 +10,9 @@ does (``gateway.index.compact``): this table never grows.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ Values = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
 WIDTH = 8
+_LARGE = 1 << 22
+"""Bytes from which numpy asks for large pages."""
 DELETED = 1
 _MIX = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
@@ -42,14 +46,26 @@ def as_key(key: int) -> int:
     return key or _ZERO_STANDS_FOR
 
 
+def _zeros(size: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros in small pages, where they are many: the first keys go all over the table, and of large
+    pages, for which numpy asks, they would have the whole of it cleared at once."""
+    room = size * kind.itemsize
+    if room < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(size, dtype=kind)
+    pages = mmap.mmap(-1, room)
+    with suppress(OSError):  # a system that has none
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype=kind)
+
+
 class Cells:
     """A table for about ``cells`` * 0.7 keys."""
 
     def __init__(self, cells: int) -> None:
         self.buckets = max(2, -(-cells // WIDTH))
         self.size = self.buckets * WIDTH
-        self.keys: Keys = np.zeros(self.size, dtype=np.uint64)
-        self.values: Values = np.zeros(self.size, dtype=np.uint32)
+        self.keys: Keys = _zeros(self.size, np.dtype(np.uint64))
+        self.values: Values = _zeros(self.size, np.dtype(np.uint32))
         self.used = 0
         """Cells that are not 0."""
         # Single cells are read through these: an eighth of the time of an array's own access.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
+from operator import itemgetter
 from random import Random
 
 from gateway.index.ends import apart, bisected
@@ -181,10 +182,9 @@ class Holdings:
         appearance of some distinct mask: so it is enough to look at each distinct mask once.
         """
         ends: list[tuple[int, int]] = []
-        get = self._table.get
         start, size = 0, _CHUNKS[0]
         while alive and start < len(keys):
-            masks = list(map(get, keys[start : start + size]))
+            masks = self._masks_of(keys[start : start + size])
             if masks.count(masks[0]) == len(masks) and (masks[0] or 0) & alive == alive:
                 start, size = start + size, _CHUNKS[1]
                 continue
@@ -203,6 +203,15 @@ class Holdings:
         if start and alive:
             ends.append((len(keys), alive))
         return ends
+
+    def _masks_of(self, keys: Sequence[int]) -> Sequence[int | None]:
+        """Masks of some keys; None where there is none."""
+        if len(keys) > _CHUNKS[0]:
+            try:  # a third less than with `get`, if all are there
+                return tuple(itemgetter(*keys)(self._table))
+            except KeyError:
+                pass
+        return list(map(self._table.get, keys))
 
     def lower_at(self, key: int) -> list[Slot]:
         """The slots of host memory that hold a key."""
