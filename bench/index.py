@@ -70,7 +70,7 @@ def median_us(body: Callable[[], object], rounds: int, n: int) -> float:
 
 def contents() -> tuple[list[list[BlockKey]], list[tuple[str, int, int]]]:
     """Prompts of 2,000 keys, and (worker, prompt, keys of it that it holds): 64 workers, eight of
-    which hold a beginning of each prompt; 280,000 keys in all."""
+    which hold a beginning of each prompt; 359,000 keys in all."""
     rng = random.Random(2)
     prompts = [[BlockKey(rng.getrandbits(64)) for _ in range(2000)] for _ in range(200)]
     held = [
