@@ -118,6 +118,25 @@ def test_loading_is_no_investment_in_a_popular_prefix() -> None:
     assert model.lost_s(query(), popular) == pytest.approx(480 * 2e-5)
 
 
+def test_of_a_half_popular_prefix_half_the_computing_counts() -> None:
+    model = CostModel()
+    half = Candidate(view("a", host_s_per_token=2e-5), 480, shared_tokens=260, host_tokens=480)
+    compute = model.compute_s(query(), half)
+    assert half.load_s < model.lost_s(query(), half) < compute
+    assert model.lost_s(query(), half) == pytest.approx((compute + half.load_s) / 2)
+
+
+def test_the_parts_have_their_names_and_memory_delays_the_first_token() -> None:
+    model = CostModel()
+    worker = view("b", kv_tokens_total=1000, booked_decode_tokens=900, release_tokens_per_s=100.0)
+    full = Candidate(worker, 0, new_kv_tokens=600)
+    terms = model.terms(query(), full)
+    assert set(terms) == {"wait", "own", "others", "behind", "home", "memory", "decode"}
+    assert terms["memory"] > 0
+    expected = worker.booked_prefill_s + model.own_s(query(), full) + terms["memory"]
+    assert model.expected_ttft_s(query(), full) == pytest.approx(expected)
+
+
 def test_cost_grows_with_the_square_of_long_prompts() -> None:
     model = CostModel(quadratic=2e-5)
     assert model.prefill_s(1000, 1000, 1e-4) == pytest.approx(0.101)

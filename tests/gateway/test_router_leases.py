@@ -206,7 +206,7 @@ def test_refusals_say_why() -> None:
     assert (type(tried.error), tried.reason) == (NoCapacity, "all_tried")
     rig.router.set_health(WorkerId("w1"), False, rig.now, "refused")
     down = rig.reject(rig.query(rig.prompt(1)))
-    assert down.reason == "no_worker"
+    assert (str(down.error), down.reason) == ("No worker for 'm' is ready.", "no_worker")
     assert down.error.retry_after_s
     assert rig.router.ready() == (False, ["worker w1: refused"])
     assert rig.router.models() == ()
