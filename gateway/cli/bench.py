@@ -210,13 +210,13 @@ class _Plan:
 def _measure(target: Target, workload: str, plan: _Plan) -> BenchResult:
     """All rounds, the policies in turns."""
     from gateway.loadtest.result import BenchResult
+    from gateway.loadtest.workloads import opening
 
-    runs = []
     nonce = secrets.token_hex(3)  # what an earlier call sent must not be in the caches
-    for number in range(plan.rounds):
-        for place, policy in enumerate(plan.policies):
-            mark = f"{nonce}{number}.{place}"
-            runs.append(asyncio.run(_run(target, policy, plan, mark)))
+    runs = [
+        asyncio.run(_run(target, policy, plan, opening(nonce, number)))
+        for number, policy in enumerate(turns_of(plan.policies, plan.rounds))
+    ]
     return BenchResult(
         url=target.url,
         model=target.model,
@@ -226,6 +226,13 @@ def _measure(target: Target, workload: str, plan: _Plan) -> BenchResult:
         rate=plan.rate,
         runs=runs,
     )
+
+
+def turns_of(policies: Sequence[str], rounds: int) -> list[str]:
+    """Who is measured after whom: there and back, so that a machine that gets slower or faster
+    meanwhile does so for all alike."""
+    ways = (policies, policies[::-1])
+    return [policy for number in range(rounds) for policy in ways[number % 2]]
 
 
 async def _run(target: Target, policy: str, plan: _Plan, mark: str) -> Run:

@@ -59,6 +59,11 @@ def text(rng: Random, words: int) -> str:
     return " ".join(made)
 
 
+def opening(*of: object) -> str:
+    """Words that another ``of`` does not begin with: nothing behind them is shared."""
+    return text(Random(repr(of)), 3)
+
+
 def _system(content: str) -> dict[str, Any]:
     return {"role": "system", "content": content}
 
@@ -116,7 +121,7 @@ def fewshot(shape: Shape, rng: Random, mark: str) -> list[Session]:
 def unique(shape: Shape, rng: Random, mark: str) -> list[Session]:
     """Nothing is shared: what affinity must not make worse."""
     return [
-        _session([(_user(f"{n} {mark} {text(rng, shape.shared_words)}"),)], shape)
+        _session([(_user(f"{opening(mark, n)} {text(rng, shape.shared_words)}"),)], shape)
         for n in range(shape.sessions * shape.turns)
     ]
 

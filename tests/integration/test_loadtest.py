@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from rig import DONE, STOP, answer, delta, stream, usage_event
 from typer.testing import CliRunner
 
-from gateway.cli.bench import BenchFailed, app
+from gateway.cli.bench import BenchFailed, app, turns_of
 from gateway.loadtest.driver import Driver, Target
 from gateway.loadtest.result import BenchResult, Client, Done, run_of
 from gateway.loadtest.stats import mean_of, quantile_of, times_of
 from gateway.loadtest.text import to_text
 from gateway.loadtest.tracetext import sessions_of
-from gateway.loadtest.workloads import WORKLOADS, Session, Shape, Turn
+from gateway.loadtest.workloads import WORKLOADS, Session, Shape, Turn, opening
 from gateway.sim.trace import Row, chain
 from shared.errors import ConfigError
 
@@ -47,6 +47,23 @@ def test_workloads_repeat_and_share_what_they_should(name: str) -> None:
     else:
         assert len(beginnings) == SHAPE.groups
     assert len({tuple(session.turns) for session in map(_hashable, made[0])}) == len(made[0])
+
+
+def test_what_is_unique_shares_not_even_a_word_with_itself_or_with_another_run() -> None:
+    """A token or two in common behind a chat template may fill a block."""
+    marks = [opening("nonce", number) for number in range(8)]
+    words = [mark.split()[0] for mark in marks]
+    for mark in marks:
+        words += [one.split()[0] for one in texts(WORKLOADS["unique"](SHAPE, Random(7), mark))]
+    assert len(set(words)) == len(words) == 8 + 8 * SHAPE.sessions * SHAPE.turns
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_no_policy_is_always_measured_first(rounds: int) -> None:
+    turns = turns_of(("a", "b", "c"), rounds)
+    assert sorted(turns) == sorted("abc" * rounds)
+    means = {name: sum(at for at, one in enumerate(turns) if one == name) for name in "abc"}
+    assert len(set(means.values())) == (1 if rounds > 1 else 3)
 
 
 def _hashable(session: Session) -> Session:
