@@ -25,10 +25,12 @@ class Steps:
         self.dead = False
         self.gate = asyncio.Event()
         self.gate.set()
+        self.came = asyncio.Event()
 
     async def call(self, function: Callable[[], None]) -> None:
         if self.dead:
             raise InternalError("the engine is not running")
+        self.came.set()
         await self.gate.wait()
         self.step()
         function()
@@ -143,9 +145,10 @@ async def test_a_load_that_fails_when_its_caller_has_left_ends_quietly(
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
+    await rig.steps.came.wait()  # the first has passed the engine's door
+    rig.steps.dead = fault == "dead engine"
     rig.steps.gate.set()
     await first
-    rig.steps.dead = fault == "dead engine"
     with pytest.raises(ModelNotFound):
         await rig.adapters.unload("y")  # after it, since these happen one by one
     gc.collect()
