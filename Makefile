@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -P -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-kubernetes test-llamacpp dist check format bench bench-routing bench-simulator bench-engine proof storm chaos soak sidechannel coverage mutants docs site fuzz-http clean
+.PHONY: help setup up test test-slow test-browser test-docs test-compose test-release test-kubernetes test-llamacpp dist check format bench bench-routing bench-simulator bench-engine bench-peers proof storm chaos soak sidechannel coverage mutants docs site fuzz-http clean
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -85,6 +85,13 @@ bench-simulator: $(STAMP) ## does headwater simulate agree with an independent s
 
 bench-engine: $(STAMP) ## the worker's speed beside transformers and llama.cpp (an hour; ARGS="--only a,b --rounds 1")
 	$(BIN)/python -P bench/engine.py $(ARGS)
+
+PEERS_OUT ?= build/peers.jsonl
+PEERS_ARGS = overhead --rounds 5 --secs 1 --only ours,nginx-rr,sglang-cache,vllm-cache
+bench-peers: $(STAMP) ## a request's cost beside nginx and other routers, which it installs (10 minutes; ARGS="routing --seeds 1")
+	@venvs=$$(PYTHON="$(PYTHON)" scripts/peers.sh $(BENCH_VENVS)) || exit 1; \
+	BENCH_VENVS="$$venvs" BENCH_PYTHON="$(abspath $(BIN))/python" $$venvs/base/bin/python bench/peers/bench.py $(if $(ARGS),$(ARGS),$(PEERS_ARGS)) --out "$(PEERS_OUT)" && \
+	$(BIN)/python -P bench/peers/report.py "$(PEERS_OUT)"
 
 LLAMACPP_PYTHON ?=
 test-llamacpp: $(STAMP) ## two real llama.cpp servers behind the gateway, beside round-robin (fails if they cannot be had)
