@@ -340,7 +340,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers are dropped."""
         if not self.has_head:
-            self.headers.append((name, value))
+            self.headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """An interim answer (1xx) is skipped."""

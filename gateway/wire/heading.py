@@ -19,7 +19,10 @@ def read_head(request: ServerRequest, parser: httptools.HttpRequestParser) -> No
     """Fill in what follows from the head. Raises ``HttpParserError`` for what is ambiguous, and
     :class:`NotImplementedHere` for a transfer coding besides ``chunked`` (RFC 9112, 6.1)."""
     headers = request.headers
-    request.old = parser.get_http_version() == "1.0"
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise httptools.HttpParserError("no version that is framed as this is read")
+    request.old = version == "1.0"
     if "Transfer-Encoding" in headers:
         check_codings(headers.getall("Transfer-Encoding"), old=request.old)
     hosts = headers.getall("Host", ())

@@ -61,6 +61,7 @@ class Intake:
         self._taker = taker
         self._parser = httptools.HttpRequestParser(self)
         self._head_bytes = 0
+        """Read since there was last something of use: a head, a piece of a body, an end."""
         self._resumes = False
         """What is parsed is the head that :meth:`_stay` puts before a body."""
         self._known: KnownHead[Meaning] | None = None
@@ -136,11 +137,10 @@ class Intake:
             told = error.__context__
             self._taker.refuse(told if isinstance(told, ApiError) else _NO_HTTP)
             return
-        current = self.current
-        if not current.method and self._head_bytes > limits.MAX_HEAD_BYTES:
+        if self._head_bytes > limits.MAX_HEAD_BYTES:  # of a head, of a chunk's, or of trailers
             self._taker.refuse(_HEAD_TOO_LARGE)
             return
-        current.wake()
+        self.current.wake()
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -179,6 +179,7 @@ class Intake:
         """Trailers are dropped."""
         current = self.current
         if not current.method and not self._resumes:
+            value = value.rstrip(b" \t")  # llhttp takes away what stands before it only
             current.headers.add(
                 name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape")
             )
@@ -194,10 +195,12 @@ class Intake:
             if size > limits.MAX_HEAD_BYTES:
                 raise _HEAD_TOO_LARGE
         read_head(current, self._parser)
+        self._head_bytes = 0
         self._taker.came(current)
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body, without its framing."""
+        self._head_bytes = 0
         self.current.take(data)
 
     def on_message_complete(self) -> None:

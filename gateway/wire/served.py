@@ -159,7 +159,10 @@ class ServerConnection(asyncio.Protocol):
         if self._closing:
             self.close()
             return
-        if not request.complete and not request.broken:
+        if request.broken:  # of what still comes nothing can be understood
+            self._closing = True
+            self._await_rest(end=True)
+        elif not request.complete:
             request.drop_body()
             self._await_rest(end=not request.keep_alive)
         else:
@@ -229,6 +232,8 @@ class ServerConnection(asyncio.Protocol):
             self._closing = False  # its handler says what is wrong
             current.keep_alive = False
             return
+        if self._linger is not None:
+            return  # it has its answer already; what still comes is thrown away until the end
         answer = error_answer(error)
         self.send(whole_head(answer, self.date, close=True) + answer.body)
         self._await_rest(end=True)

@@ -42,7 +42,9 @@ class Echo:
                 await asyncio.sleep(30)
             body = await request.body(100_000)
             self.seen.append((request.method, request.target, body))
-            if request.path == "/stream":
+            if request.path == "/header":
+                await client.send(Answer(200, repr(request.headers.get("X-Told")).encode()))
+            elif request.path == "/stream":
                 await client.start(200, [])
                 for byte in body:
                     await client.write(bytes([byte]))
@@ -263,12 +265,81 @@ async def test_a_head_beyond_the_limit_is_431_however_it_comes(
     assert server.seen == []
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [b"3;", b"3;a=", b"", b"3\r\nabc\r\n0\r\nX: ", b"3\r\nabc\r\n0\r\n"],
+    ids=["extension", "its value", "size", "trailer", "its name"],
+)
+async def test_what_stands_around_a_body_is_limited_as_a_head_is(
+    echo: tuple[Echo, int], begin: bytes
+) -> None:
+    server, port = echo
+    head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    endless = [b"0" * 8192] * (2 * limits.MAX_HEAD_BYTES // 8192)
+    got = await talk(port, head + begin, *endless, pause=0.002)
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert b"never closed" not in got
+    assert server.seen == []
+
+
+async def test_many_trailers_are_limited_too(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    few = [b"X: y\r\n" * 1000] * 5
+    got = await talk(port, head, *few, b"\r\n", CLOSE, pause=0.002)
+    assert got.count(b"HTTP/1.1 200 ") == 2
+    got = await talk(port, head, *few * 4, b"\r\n", CLOSE, pause=0.002)
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert len(server.seen) == 2
+
+
+async def test_many_small_chunks_are_no_large_head(echo: tuple[Echo, int]) -> None:
+    server, port = echo
+    head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    small = b"1;ext=value\r\nx\r\n" * 500
+    got = await talk(port, head, *[small] * 40, b"0\r\n\r\n", CLOSE, pause=0.001)
+    assert got.count(b"HTTP/1.1 200 ") == 2
+    assert server.seen[0][2] == b"x" * 20_000
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"0\r\nno trailer\r\n\r\n", b"0" * 70_000])
+async def test_one_request_gets_one_answer(echo: tuple[Echo, int], rest: bytes) -> None:
+    _, port = echo
+    head = b"POST /early HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    got = await talk(port, head, rest, GET, pause=0.05, end=False)
+    assert got.startswith(b"HTTP/1.1 401 ")
+    assert got.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("version", ["HTTP/0.9", "HTTP/2.0", "HTTP/1.9", "HTTP/3", "", "http/1.1"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_other_versions_are_no_http(
+    echo: tuple[Echo, int], method: str, version: str
+) -> None:
+    server, port = echo
+    line = f"{method} /a {version}".rstrip()
+    got = await talk(port, f"{line}\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi".encode(), GET)
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert got.count(b"HTTP/1.1") == 1
+    assert server.seen == []
+
+
 async def test_head_gets_no_body(echo: tuple[Echo, int]) -> None:
     _, port = echo
     got = await talk(port, b"HEAD /a HTTP/1.1\r\nHost: h\r\n\r\n", CLOSE)
     first = got.split(b"HTTP/1.1 200 OK")[1]
     assert b"Content-Length: 3" in first
     assert first.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("blanks", ["", " ", "\t", " \t ", " " * 300])
+async def test_blanks_around_a_value_are_no_part_of_it(echo: tuple[Echo, int], blanks: str) -> None:
+    _, port = echo
+    told = f"GET /header HTTP/1.1\r\nHost: h\r\nX-Told:{blanks}a b{blanks}\r\n\r\n"
+    assert b"\r\n\r\n'a b'HTTP" in await talk(port, told.encode(), CLOSE)
+    ask = f"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nExpect: 100-continue{blanks}\r\n"
+    got = await talk(port, f"{ask}\r\n".encode(), b"hi", CLOSE, pause=0.05)
+    assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
 
 
 async def test_a_body_is_asked_for_where_the_client_waits(echo: tuple[Echo, int]) -> None:
