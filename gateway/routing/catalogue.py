@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from gateway.config import RoutingConfig
 from gateway.routing.base import Policy
 from gateway.routing.cost import CostModel, CostPolicy
+from gateway.routing.options import NoOptions, options_of
 from gateway.routing.policies.cache_aware import CacheAware
 from gateway.routing.policies.dynamo_linear import DynamoLinear
 from gateway.routing.policies.least_loaded import LeastLoaded
@@ -25,17 +26,28 @@ from gateway.routing.policies.two_choices import TwoChoices
 Factory = Callable[[RoutingConfig, CostModel], Policy]
 """Makes a fresh policy; raises ``ConfigError`` for settings that do not fit."""
 
+
+def _bare(name: str, make: Factory) -> Factory:
+    """Of a policy without a table of its own in ``[routing.options]``."""
+
+    def factory(config: RoutingConfig, cost: CostModel) -> Policy:
+        options_of(config, name, NoOptions)
+        return make(config, cost)
+
+    return factory
+
+
 FACTORIES: Mapping[str, Factory] = {
-    "cost": lambda config, cost: CostPolicy(cost),
-    "round_robin": lambda config, cost: RoundRobin(),
-    "random": lambda config, cost: RandomChoice(),
-    "least_loaded": lambda config, cost: LeastLoaded(),
-    "two_choices": lambda config, cost: TwoChoices(),
-    "session": lambda config, cost: Session(),
-    "prefix_hash": PrefixHash.from_config,
+    "cost": _bare("cost", lambda config, cost: CostPolicy(cost)),
+    "round_robin": _bare("round_robin", lambda config, cost: RoundRobin()),
+    "random": _bare("random", lambda config, cost: RandomChoice()),
+    "least_loaded": _bare("least_loaded", lambda config, cost: LeastLoaded()),
+    "two_choices": _bare("two_choices", lambda config, cost: TwoChoices()),
+    "session": _bare("session", lambda config, cost: Session()),
+    "prefix_hash": _bare("prefix_hash", PrefixHash.from_config),
     "longest_prefix": LongestPrefix.from_config,
     "cache_aware": CacheAware.from_config,
-    "lmetric": lambda config, cost: LMetric(),
+    "lmetric": _bare("lmetric", lambda config, cost: LMetric()),
     "dynamo_linear": DynamoLinear.from_config,
 }
 

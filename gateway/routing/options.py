@@ -15,6 +15,10 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+class NoOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Of a policy that has no settings: a table with some would be without effect."""
+
+
 def options_of(config: RoutingConfig, policy: str, kind: type[S]) -> S:
     """What was set for a policy; ``kind`` should forbid unknown fields.
 

@@ -12,7 +12,7 @@ from policykit import query, view
 
 from gateway.config import RoutingConfig
 from gateway.routing.base import Candidate, Query, Scored
-from gateway.routing.catalogue import make_policies
+from gateway.routing.catalogue import FACTORIES, make_policies
 from shared.errors import ConfigError
 
 
@@ -168,6 +168,7 @@ def test_sessions_belong_to_their_tenant_and_none_goes_by_load() -> None:
         ("cache_aware", {"match": 0.3}, "routing.options.cache_aware"),
         ("longest_prefix", {"load_slack": -1}, "routing.options.longest_prefix.load_slack"),
         ("dynamo_linear", {"temperature": "hot"}, "routing.options.dynamo_linear.temperature"),
+        *((name, {"sharpness": 1}, f"routing.options.{name}") for name in FACTORIES),
     ],
 )
 def test_options_that_do_not_fit_are_named(policy: str, options: dict[str, Any], key: str) -> None:
