@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ MAX_ERROR_BYTES = 1 << 20
 _MESSAGE_CHARS = 2000
 MODEL_GONE = "model_gone"
 """A worker does not have the model that it was chosen for: an adapter that was unloaded."""
+_CODING = "content-encoding"
+_ANY_WINDOW = 47
+"""zlib's word for: gzip or zlib, whatever the size of its window."""
 _JSON = ("Content-Type", "application/json")
 
 
@@ -57,6 +61,7 @@ def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:
     if not 400 <= status < 600:
         shown = UpstreamFailed(f"The worker answered with status {status}.")
         return AttemptFailed(error_answer(shown), "error")
+    body = _unpacked(headers, body)
     shaped = _shaped(body, status) or _shape(status, _message_of(status, body))
     answer = Answer(status, shaped, [_JSON, *kept])
     if status == 404 and _code(shaped) == "model_not_found":
@@ -64,6 +69,19 @@ def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:
     if status < 500:
         return AttemptFailed(answer, "refused", Outcome.CLIENT_ERROR, retry=False)
     return AttemptFailed(answer, "status_5xx")
+
+
+def _unpacked(headers: Headers, body: bytes) -> bytes:
+    """An error's body as text; empty where it is packed in a way that is not understood."""
+    codings = [value.strip().lower() for name, value in headers if name.lower() == _CODING]
+    if not codings or codings == ["identity"]:
+        return body
+    if codings[0] not in ("gzip", "x-gzip", "deflate") or len(codings) > 1:
+        return b""
+    try:
+        return zlib.decompressobj(_ANY_WINDOW).decompress(body, MAX_ERROR_BYTES)
+    except zlib.error:
+        return b""
 
 
 def from_error_object(error: dict[str, Any]) -> AttemptFailed:

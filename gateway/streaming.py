@@ -144,6 +144,8 @@ class StreamTap:
             return False
         if data.count(b"\n") != 2 or b"\r" in data:
             return False
+        if not data.isascii() and not _is_text(data):
+            return False
         try:
             chunk = _decode_chunk(data[6:-2])
         except (msgspec.DecodeError, RecursionError):
@@ -174,7 +176,7 @@ class StreamTap:
         text = event.data
         if not text:
             comment = all(line.startswith(b":") for line in event.raw.splitlines() if line)
-            if self.started and comment and event.complete:
+            if self.started and comment and event.complete and _is_text(event.raw):
                 self._out.append(event.raw)
             return
         if text.strip() == _DONE:
@@ -237,12 +239,22 @@ class StreamTap:
 
 def _readable(event: sse.SseEvent, text: str) -> bytes:
     """The event as it came, or rewritten if clients that read line by line would stumble over it:
-    several data lines, an odd end mark, a lone CR, a byte order mark, no blank line."""
+    several data lines, an odd end mark, a lone CR, a byte order mark, no blank line, bytes that are
+    no text."""
     raw = event.raw
-    usual = event.complete and event.data == text and "\n" not in text
+    usual = event.complete and event.data == text and "\n" not in text and _is_text(raw)
     if not usual or raw.startswith(codecs.BOM_UTF8) or b"\r" in raw.replace(b"\r\n", b""):
         return sse.encode(text.replace("\n", " "))
     return raw
+
+
+def _is_text(raw: bytes) -> bool:
+    """Whether it is UTF-8: clients give up on an answer that is not."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decode_object(text: str) -> dict[str, Any] | None:

@@ -182,3 +182,24 @@ async def test_a_length_that_lies_is_no_answer(stub, serve) -> None:
     reply = await ask(served.url, CHAT, chat())
     assert reply.status == 502
     assert json.loads(reply.body)["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+@pytest.mark.parametrize("coding", [*PACKERS, "GZIP", "br", "none"])
+async def test_an_error_that_the_worker_packed_can_be_read(stub, serve, path, coding) -> None:
+    error = {"message": "too long é", "type": "t", "param": "p", "code": "c"}
+    body = json.dumps({"error": error}).encode()
+    packed = PACKERS.get(coding.lower(), lambda data: data)(body)
+    headers = [] if coding == "none" else [("Content-Encoding", coding)]
+    worker = await stub()
+    worker.plays(plain(packed, 400, JSON_TYPE, *headers))
+    served = await serve(worker)
+    asked = body_for(path) if path != "/v1/embeddings" else {"model": "m", "input": "x"}
+    reply = await ask(served.url, path, asked, ("Accept-Encoding", "gzip, deflate, br"))
+    assert reply.status == 400
+    assert reply.header("content-encoding") is None
+    assert reply.complete
+    if coding == "br":
+        error = {**error, "message": "The worker answered with status 400."}
+        error |= {"type": "invalid_request_error", "param": None, "code": None}
+    assert reply.json == {"error": error}

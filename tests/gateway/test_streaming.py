@@ -178,3 +178,25 @@ def test_whole_events_and_pieces_of_them_are_read_alike(
     for name in ("started", "done", "error", "usage", "content_events", "malformed", "complete"):
         assert getattr(whole, name) == getattr(pieces, name), name
     assert whole.end(99.0) == pieces.end(99.0)
+
+
+@pytest.mark.parametrize("where", ["content", "a field", "a comment", "the name"])
+@pytest.mark.parametrize("started", [True, False])
+def test_bytes_that_are_no_text_do_not_reach_clients(where: str, started: bool) -> None:
+    """Clients decode strictly and would end with an exception in the middle of an answer."""
+    event = {
+        "content": b'data: {"choices":[{"index":0,"delta":{"content":"a\xffb"}}]}\n\n',
+        "a field": b'data: {"id":"\xc3","choices":[{"index":0,"delta":{"content":"ab"}}]}\n\n',
+        "a comment": b': \xe4\xbd\n\ndata: {"choices":[{"index":0,"delta":{"content":"ab"}}]}\n\n',
+        "the name": b'event: \x80\ndata: {"choices":[{"index":0,"delta":{"content":"ab"}}]}\n\n',
+    }[where]
+    reader = tap()
+    out = reader.feed(delta("first"), 1.0) if started else b""
+    out += reader.feed(event, 2.0) + reader.feed(STOP + DONE, 3.0)
+    lines = out.decode().splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    assert "".join(texts) == ("first" if started else "") + (
+        "a\ufffdb" if where == "content" else "ab"
+    )
+    assert reader.malformed == 0
