@@ -26,10 +26,11 @@ from shared.blocks import usable_tokens
 
 def matchable_tokens(prompt_tokens: int, block_sizes: Iterable[int]) -> tuple[int, int]:
     """Prompt tokens that could be reused at best, and with which of the (one or more) sizes."""
-    sizes = set(block_sizes)
+    sizes = block_sizes if isinstance(block_sizes, set) else set(block_sizes)
     if len(sizes) == 1:
         [size] = sizes
-        return usable_tokens(prompt_tokens, prompt_tokens, size), size
+        # As `usable_tokens`: whole blocks, and never the last token.
+        return ((prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0), size
     return max(
         ((usable_tokens(prompt_tokens, prompt_tokens, size), size) for size in sizes),
         key=lambda found: (found[0], -found[1]),

@@ -40,20 +40,18 @@ class Breaker:
     def __init__(self) -> None:
         self._recent: deque[float | None] = deque(maxlen=_WINDOW)
         """When each of the last attempts failed; None: it did not."""
+        self.failing = False
+        """One of them did."""
         self.lost_s = 0.0
         """Usual time from the begin of an attempt to its failure, seconds."""
-        self._until: float | None = None
+        self.until: float | None = None
+        """When its pause is over; None: requests pass as usual."""
         self._probing = False
         self._pauses = 0
 
-    @property
-    def closed(self) -> bool:
-        """Requests pass as usual."""
-        return self._until is None
-
     def failure_rate(self, now: float) -> float:
         """Share of failures in the last attempts, 0..1, as if there had been ten. Pure."""
-        if not self._failures:
+        if not self.failing:
             return 0.0
         ages = [max(0.0, now - at) for at in self._recent if at is not None]
         rate = sum(exp2(-age / _HALF_LIFE_S) for age in ages) / _WINDOW
@@ -61,15 +59,15 @@ class Breaker:
 
     def gate(self, now: float) -> Gate:
         """Pure."""
-        if self._until is None:
+        if self.until is None:
             return Gate.CLOSED
-        if now < self._until or self._probing:
+        if now < self.until or self._probing:
             return Gate.OPEN
         return Gate.HALF_OPEN
 
     def begin(self, now: float) -> bool:
         """An attempt begins; True: it is the probe, and must be ended as such."""
-        if self.gate(now) is not Gate.HALF_OPEN:
+        if self.until is None or self.gate(now) is not Gate.HALF_OPEN:
             return False
         self._probing = True
         return True
@@ -77,8 +75,10 @@ class Breaker:
     def succeed(self, *, probe: bool) -> None:
         """The worker answered (a 4xx is an answer)."""
         self._recent.append(None)
+        if self.failing:
+            self.failing = self._failures > 0
         if probe:
-            self._until = None
+            self.until = None
             self._probing = False
         if self._pauses and len(self._recent) == _WINDOW and not self._failures:
             self._pauses = 0
@@ -87,10 +87,11 @@ class Breaker:
         """The worker failed an attempt; ``may_eject``: the fleet can do without it."""
         self.lost_s = (self.lost_s + lost_s) / 2 if self._failures else lost_s
         self._recent.append(now)
+        self.failing = True
         if probe:
             self._probing = False
             self._rest(now)
-        elif self._until is None and self._failures >= _LIMIT and may_eject:
+        elif self.until is None and self._failures >= _LIMIT and may_eject:
             self._rest(now)
 
     def give_up(self, *, probe: bool) -> None:
@@ -101,13 +102,15 @@ class Breaker:
     def reset(self) -> None:
         """A new incarnation starts with a clean record."""
         self._recent.clear()
-        self._until, self._probing, self._pauses = None, False, 0
+        self.failing = False
+        self.until, self._probing, self._pauses = None, False, 0
 
     @property
     def _failures(self) -> int:
         return len(self._recent) - self._recent.count(None)
 
     def _rest(self, now: float) -> None:
-        self._until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0**self._pauses)
+        self.until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0**self._pauses)
         self._pauses += 1
         self._recent.clear()
+        self.failing = False

@@ -50,11 +50,12 @@ class Delivered(msgspec.Struct, frozen=True):
         if usage is not None and cached is None and reports:
             cached = 0
         if query.prompt_tokens or usage is None or usage.prompt <= 0:
-            return cls(query.prompt_tokens, output, cached, text=not query.prompt_tokens)
+            return cls(query.prompt_tokens, output, cached, not query.prompt_tokens)
         prompt = text_tokens(query)
         scale = prompt / usage.prompt
-        known = None if cached is None else round(cached * scale)
-        return cls(prompt, round(output * scale), known, text=True)
+        if cached:
+            cached = round(cached * scale)
+        return cls(prompt, round(output * scale), cached, True)
 
 
 def text_tokens(query: Query) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-
-import msgspec
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.booking import Booking
 from gateway.decision import Booked, ModelProfile
@@ -15,25 +13,13 @@ from gateway.routing.outputs import Outputs
 from gateway.routing.places import ServiceTimes
 from gateway.routing.pressure import Pressure
 from gateway.routing.rates import RateBook
+from gateway.views import SETTLED_S, PoolFacts, look
 from shared.load import WorkerInfo
 from shared.types import WorkerId
 
 PEER_STALE_S = 2.0
 """What another gateway told counts for this long, so a dead gateway's work vanishes."""
-SETTLED_S = 30.0
-"""So long a worker that joins a pool is new there: compiling, filling its caches."""
-_NEW_PACE = 0.5
-"""Its assumed speed meanwhile, as a share of what is known of it or its pool."""
-_MIN_OUTPUT = 16.0
 _VIEW_LASTS_S = 0.05
-
-
-class _KeptView(msgspec.Struct, frozen=True):
-    """A view that is good for a moment, while nothing happens on its worker."""
-
-    version: int
-    at: float
-    view: WorkerView
 
 
 class Fleet:
@@ -53,7 +39,8 @@ class Fleet:
         self.outputs = Outputs()
         self._pressure = Pressure()
         self._service = ServiceTimes()
-        self._views: dict[WorkerId, _KeptView] = {}
+        self._views: dict[WorkerId, tuple[int, float, WorkerView]] = {}
+        """(version, when, view): good for a moment, while nothing happens on the worker."""
         self._profiles: dict[str, tuple[list[Member], ModelProfile]] = {}
         """By name, each with those whom it describes."""
 
@@ -168,66 +155,48 @@ class Fleet:
 
     # ---------------------------------------------------------------- load
 
-    def view(self, member: Member, trust: Trust, now: float) -> WorkerView:
-        """What a policy may know of a member."""
-        if self._peers or not member.steady:
-            return self._look(member, trust, now)
-        kept = self._views.get(member.id)
-        if (
-            kept is not None
-            and kept.version == member.version
-            and kept.view.trust is trust
-            and 0.0 <= now - kept.at < _VIEW_LASTS_S
-        ):
-            return kept.view
-        view = self._look(member, trust, now)
-        self._views[member.id] = _KeptView(member.version, now, view)
-        return view
+    def views(
+        self, members: Sequence[Member], trust: Mapping[WorkerId, Trust], now: float
+    ) -> list[WorkerView]:
+        """What a policy may know of each of some members."""
+        made: list[WorkerView] = []
+        facts: dict[str, PoolFacts] = {}
+        peers, s_per_token, offered = self._peers, self._rates.s_per_token, self._pressure.offered
+        for member in members:
+            worker, pool = member.id, member.pool
+            steady = not peers and member.steady
+            if steady and (kept := self._views.get(worker)) is not None:
+                version, at, view = kept
+                current = version == member.version and view.trust is trust[worker]
+                if current and 0.0 <= now - at < _VIEW_LASTS_S:
+                    made.append(view)
+                    continue
+            common = facts.get(pool)
+            if common is None:
+                common = facts[pool] = self._facts(pool, now)
+            view = look(
+                member,
+                trust[worker],
+                now,
+                common,
+                s_per_token=s_per_token(pool, worker),
+                offered=offered(worker, now),
+                peers=self._peer_work(worker, now) if peers else None,
+            )
+            if steady:
+                self._views[worker] = member.version, now, view
+            made.append(view)
+        return made
 
-    def _look(self, member: Member, trust: Trust, now: float) -> WorkerView:
-        pool, rates, report = member.pool, self._rates, member.reported(now)
-        held = member.kv_tokens_held(report)
-        total = member.kv_tokens_total()
-        prefill_s, foreign = member.prefill_s(now), 0
-        if report is not None:
-            prefill_s += report.unbooked_prefill_s(now)
-            foreign = report.foreign
-        if self._peers:
-            peers = self._peer_work(member.id, now)
-            prefill_s += peers.prefill_s
-            foreign = max(foreign, peers.count)
-            held += peers.decode_tokens if report is None else 0
-        token_s = member.token_s()
-        fresh = member.newcomer and now - member.joined < SETTLED_S
-        pace = rates.s_per_token(pool, member.id)
-        release = 0.0
-        if total and token_s:
-            release = held / (token_s * max(_MIN_OUTPUT, self.outputs.usual(pool)))
-        return WorkerView(
-            id=member.id,
-            state=member.state(now),
-            trust=trust,
-            block_size=member.info.block_size,
-            inflight=member.inflight,
-            booked_prefill_s=prefill_s,
-            booked_decode_tokens=held,
-            prefill_s_per_token=pace / _NEW_PACE if fresh else pace,
-            fresh=fresh,
-            overhead_s=rates.overhead_s(pool),
-            host_s_per_token=member.host_token_s() or self._host_s_per_token,
-            failure_rate=member.breaker.failure_rate(now),
-            failure_s=member.breaker.lost_s,
-            kv_tokens_total=total,
-            load=None if report is None else report.load,
-            load_age_s=0.0 if report is None else now - report.at,
-            foreign=foreign + member.shadows(now),
-            tpot_s=token_s,
-            release_tokens_per_s=release,
-            pool_busy=self._pressure.share(pool, len(self.serving(pool)), now),
-            decoding=member.decoding,
-            at_once=self._service.at_once(pool),
-            service_s=self._service.seconds(pool),
-            offered=self._pressure.offered(member.id, now),
+    def _facts(self, pool: str, now: float) -> PoolFacts:
+        at_once, service_s = self._service.figures(pool)
+        return PoolFacts(
+            overhead_s=self._rates.overhead_s(pool),
+            busy=self._pressure.share(pool, len(self._serving.get(pool, ())), now),
+            at_once=at_once,
+            service_s=service_s,
+            usual_output=self.outputs.usual(pool),
+            host_s_per_token=self._host_s_per_token,
         )
 
     def book(self, member: Member, booking: Booking) -> None:
@@ -245,7 +214,8 @@ class Fleet:
         """An attempt has been answered in full."""
         took = now - booking.begun
         # What it waited for prefills is known; half of the time is its own at the least.
-        own = max(took - booking.wait_s, took / 2)
+        own = took - booking.wait_s
+        own = max(own, took / 2)
         share = min(1.0, self._service.at_once(member.pool) / (booking.beside + 1))
         self._service.observe(member.pool, share * own)
 

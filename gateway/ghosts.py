@@ -26,11 +26,15 @@ class GhostMemory:
 
     def remember(self, keys: Sequence[BlockKey]) -> None:
         """A prompt was served."""
-        known = _depth(self._young, keys)
-        if len(self._young) + len(keys) - known > self._half:
-            self._old, self._young, known = self._young, set(), 0
+        young = self._young
+        known = _depth(young, keys)
+        if known == len(keys):
+            return
+        if len(young) + len(keys) - known > self._half:
+            self._old, young, known = young, set(), 0
+            self._young = young
         # A prompt longer than the whole memory is remembered by its beginning.
-        self._young.update(keys[known : self._half])
+        young.update(keys[known : self._half])
 
     def seen(self, keys: Sequence[BlockKey]) -> int:
         """Leading granules of ``keys`` that were seen. Pure."""
@@ -39,9 +43,9 @@ class GhostMemory:
 
 
 def _depth(known: set[int], keys: Sequence[BlockKey]) -> int:
-    low, high = 0, len(keys)
-    if not known or not high or keys[0] not in known:
+    if not known or not keys or keys[0] not in known:
         return 0
+    low, high = 1, len(keys)
     if keys[-1] in known:
         return high
     while low < high:

@@ -39,12 +39,14 @@ class Held(msgspec.Struct, frozen=True):
         for member in serving:
             if member.healthy:
                 sizes.add(member.info.block_size)
-                best = max(best, usable[member.id])
+                if (tokens := usable[member.id]) > best:
+                    best = tokens
                 if self.isolated:
                     foreign = max(foreign, self.isolated.get(member.id, 0))
-        for member in open_to:
-            reachable = max(reachable, usable[member.id])
-        matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or [GRANULE])
+        for member in open_to if best else ():
+            if (tokens := usable[member.id]) > reachable:
+                reachable = tokens
+        matchable, block_size = matchable_tokens(self.prompt_tokens, sizes or {GRANULE})
         return Overlap(
             matchable_tokens=matchable,
             block_size=block_size,

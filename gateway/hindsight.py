@@ -102,16 +102,19 @@ class Hindsight:
         self, member: Member, query: Query, expected: Expectation, seen: Compared, now: float
     ) -> None:
         """An answered request."""
-        worker, past = member.id, self._pasts.get(member.id)
-        self.settle(worker, now)
+        worker = member.id
+        past = self._pasts.get(worker)
+        if past is not None and past.doubts:
+            self.settle(worker, now)
         if expected.version != self._trust.version(worker):
             return  # It was decided on other knowledge than there is now.
         predicted = expected.told
-        wrong = seen.error() if expected.place is None else seen.other_error()
-        if predicted is None or past is None or not wrong:
-            self._trust.compare(worker, seen, now)
-        else:
-            past.doubts.append(_Doubt(seen, query, expected, predicted, now + GRACE_S))
+        if predicted is not None and past is not None:
+            wrong = seen.error() if expected.place is None else seen.other_error()
+            if wrong:
+                past.doubts.append(_Doubt(seen, query, expected, predicted, now + GRACE_S))
+                return
+        self._trust.compare(worker, seen, now)
 
     def settle(self, worker: WorkerId, now: float) -> None:
         """Count the differences that nothing has explained in time."""

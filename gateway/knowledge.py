@@ -14,7 +14,7 @@ from gateway.expectation import Delivered, Expectation, text_tokens
 from gateway.ghosts import GhostMemory
 from gateway.held import Held
 from gateway.hindsight import Hindsight
-from gateway.index.base import Applied, PrefixIndex
+from gateway.index.base import Applied, Match, PrefixIndex
 from gateway.learn import Learner, Served
 from gateway.learned import Fact, Outbox
 from gateway.member import Member
@@ -26,7 +26,7 @@ from gateway.scopes import Scopes
 from gateway.trust import NO_FEED, Compared, TrustBook, TrustChange
 from shared.blocks import GRANULE, usable_tokens
 from shared.events import EventBatch
-from shared.types import Tier, WorkerId
+from shared.types import BlockKey, Tier, WorkerId
 
 _WORKER = "worker"
 _WATCHED = 32
@@ -54,6 +54,8 @@ class Knowledge:
         self._branches = Branches(max(1, ghost_keys // 16))
         self._learner = Learner()
         self._hindsight = Hindsight(index, self._trust)
+        self._matched: tuple[Sequence[BlockKey], Mapping[WorkerId, Match]] = (), {}
+        """The prompt that was looked up last, and where it was found."""
         self.outbox = Outbox()
         """What the other gateways should know about workers without cache events."""
 
@@ -99,7 +101,7 @@ class Knowledge:
 
     def capacity_tokens(self, member: Member) -> int:
         """What its cache holds as far as was learned; 0: nothing was. Pure."""
-        place = self._place(member.id, text=False)
+        place = _place(member.id, *self._trust.states(member.id), text=False)
         return 0 if place is None else self._learner.capacity_tokens(place)
 
     def feed_says(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
@@ -143,13 +145,6 @@ class Knowledge:
             self._learner.forget(aside)
             self._index.forget(aside)
 
-    def _place(self, worker: WorkerId, *, text: bool) -> WorkerId | None:
-        """Where in the index what a worker holds is learned; None: its events tell."""
-        state, told = self._trust.states(worker)
-        if told is not Trust.EXACT:
-            return worker
-        return None if state is Trust.EXACT and not text else _aside(worker)
-
     def apply(self, batch: EventBatch, member: Member | None, now: float) -> Applied:
         """Cache events. A gap lowers trust at once; only who follows the feed can raise it, since
         a batch that fits says nothing about how many more are on their way."""
@@ -172,42 +167,43 @@ class Knowledge:
         now: float,
     ) -> Held:
         """Usable tokens everywhere. Promises on ``exclude`` are the request's own: not counted."""
-        keys = query.keys
+        keys, text = query.keys, not query.prompt_tokens
         total = query.prompt_tokens or (text_tokens(query) if keys else 0)
-        text = not query.prompt_tokens
         matches = self._index.match(keys) if keys else {}
+        self._matched = keys, matches
         self._promises.expire(now)
         trust: dict[WorkerId, Trust] = {}
         usable: dict[WorkerId, int] = {}
         promised: dict[WorkerId, int] = {}
         host: dict[WorkerId, int] = {}
-        expected, stride = self._promises.workers(), serving[0].stride
+        expected, states = self._promises.workers(), self._trust.states
+        stride = serving[0].stride
         for member in serving:
-            worker, granules = member.id, 0
-            usable[worker] = 0
+            worker, granules, tokens = member.id, 0, 0
             stride = min(stride, member.stride)
-            state, told = self._trust.states(worker)
+            state, told = states(worker)
+            exact = state is Trust.EXACT
             # Events never speak of text.
-            trust[worker] = Trust.LEARNED if text and state is Trust.EXACT else state
-            if not keys or state is Trust.BLIND:
-                continue
-            beside = told is Trust.EXACT and (text or state is not Trust.EXACT)
-            match = matches.get(_aside(worker) if beside else worker)
-            if match is not None:
-                granules = match.tokens // GRANULE
-                usable[worker] = _usable(member, granules, total)
-                if match.host_tokens:
-                    on_device = (match.tokens - match.host_tokens) // GRANULE
-                    host[worker] = usable[worker] - _usable(member, on_device, total)
-            if worker not in expected or worker in exclude:
-                continue
-            ahead = self._promises.extend(worker, keys, granules)
-            if ahead > granules:
-                more = _usable(member, ahead, total)
-                promised[worker] = more - usable[worker]
-                usable[worker] = more
+            trust[worker] = Trust.LEARNED if text and exact else state
+            if keys and state is not Trust.BLIND:
+                beside = told is Trust.EXACT and (text or not exact)
+                match = matches.get(_aside(worker) if beside else worker)
+                if match is not None:
+                    granules = match.tokens // GRANULE
+                    tokens = _usable(member, granules, total)
+                    if match.host_tokens:
+                        on_device = (match.tokens - match.host_tokens) // GRANULE
+                        host[worker] = tokens - _usable(member, on_device, total)
+                if worker in expected and worker not in exclude:
+                    ahead = self._promises.extend(worker, keys, granules)
+                    if ahead > granules:
+                        more = _usable(member, ahead, total)
+                        promised[worker] = more - tokens
+                        tokens = more
+            usable[worker] = tokens
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
-        isolated = self._isolated(query, serving, total)
+        salted = query.plain_keys or self._scopes.in_use
+        isolated = self._isolated(query, serving, total) if keys and salted else {}
         popularity = self._branches.popularity(keys)
         return Held(total, usable, host, promised, trust, seen, popularity, isolated)
 
@@ -216,8 +212,6 @@ class Knowledge:
     ) -> Mapping[WorkerId, int]:
         """What workers hold of the same tokens without a salt, or under another one."""
         salted = bool(query.plain_keys)
-        if not query.keys or not (salted or len(self._scopes)):
-            return {}
         plain = query.plain_keys if salted else query.keys
         found: dict[WorkerId, int] = {}
         copies = self._scopes.copies(plain)
@@ -257,31 +251,38 @@ class Knowledge:
         self, query: Query, candidate: Candidate, member: Member, decided: float
     ) -> Expectation:
         """What is predicted, to be compared with what will be delivered. Pure."""
-        text = not query.prompt_tokens
-        place = self._place(member.id, text=text)
+        worker, text = member.id, not query.prompt_tokens
+        state, told, version = self._trust.circumstances(worker)
+        place = _place(worker, state, told, text=text)
         most = candidate.matched_tokens
         # What is only promised proves nothing: the request may overlap its leader.
         least = most - candidate.promised_tokens
-        state, other = self._trust.of(member.id)[0], None
-        told = least if place is None else None
-        if state is Trust.BLIND and place is not None:
+        if place is None:
+            return Expectation(
+                None, least, most, None, None, least, decided, version, member.stride
+            )
+        other = events = None
+        if state is Trust.BLIND:
             other = self._match_at(place, query, member)
-        elif place == _aside(member.id) and not text:
-            other = told = self._match_at(member.id, query, member)
+        elif place != worker and not text:
+            other = events = self._match_at(worker, query, member)
         return Expectation(
             place=place,
             least=least,
             most=most,
             other=other,
-            clock=None if place is None else self._learner.clock(place),
-            told=told,
+            clock=self._learner.clock(place),
+            told=events,
             decided=decided,
-            version=self._trust.version(member.id),
+            version=version,
             stride=member.stride,
         )
 
     def _match_at(self, place: WorkerId, query: Query, member: Member) -> int:
-        match = self._index.match(query.keys).get(place)
+        keys, matches = self._matched
+        if keys is not query.keys:
+            matches = self._index.match(query.keys)
+        match = matches.get(place)
         granules = 0 if match is None else match.tokens // GRANULE
         return _usable(member, granules, query.prompt_tokens or text_tokens(query))
 
@@ -299,26 +300,32 @@ class Knowledge:
 
         :param judge: what was delivered can be held against what was predicted.
         """
-        self._ghosts.remember(query.keys)
+        keys, worker = query.keys, member.id
+        if not keys:
+            return
+        self._ghosts.remember(keys)
         if query.plain_keys:
-            self._scopes.remember(query.plain_keys, query.keys)
-        if not query.keys or not member.info.prefix_cache:
+            self._scopes.remember(query.plain_keys, keys)
+        if not member.info.prefix_cache:
             return
         cached, slack = delivered.cached_tokens, 0
         if delivered.text:
             slack = max(2 * GRANULE, delivered.prompt_tokens // _SLACK_SHARE)
-        likely = max(expected.least, expected.other or 0)
+        other = expected.other or 0
+        likely = max(expected.least, other)
         if judge:
-            self._trust.answered(member.id, cached=cached, expected=likely)
-            member.reports_cached = self._trust.reports(member.id)
+            member.reports_cached = self._trust.answered(worker, cached=cached, expected=likely)
         if judge and cached is not None and self._comparable(member, delivered):
             block = max(member.info.block_size, member.stride * GRANULE, slack)
-            seen = Compared(expected.least, expected.most, expected.other, cached, block)
-            self._hindsight.compare(member, query, expected, seen, now)
+            if expected.most >= block or cached >= block or other >= block:
+                seen = Compared(expected.least, expected.most, expected.other, cached, block)
+                self._hindsight.compare(member, query, expected, seen, now)
+            else:  # too little to be compared
+                self._hindsight.settle(worker, now)
         if expected.place is not None:
-            blind = self._trust.of(member.id)[0] is Trust.BLIND
+            blind = self._trust.states(worker)[0] is Trust.BLIND
             request = Served(
-                keys=query.keys[:_WATCHED] if blind else query.keys,
+                keys=keys[:_WATCHED] if blind else keys,
                 prompt_tokens=delivered.prompt_tokens,
                 output_tokens=delivered.output_tokens,
                 expected_tokens=likely,
@@ -327,7 +334,7 @@ class Knowledge:
                 slack_tokens=slack,
             )
             if self.outbox.open and not member.info.event_feed:
-                self.outbox.put(Fact.of(member.id, request))
+                self.outbox.put(Fact.of(worker, request))
             self._learn(member, expected.place, request)
 
     def told(self, member: Member, fact: Fact) -> None:
@@ -343,8 +350,7 @@ class Knowledge:
 
     def _comparable(self, member: Member, delivered: Delivered) -> bool:
         """Text on a worker whose events flow says nothing about these."""
-        flow = self._trust.feed_state(member.id) is Trust.EXACT
-        return not (delivered.text and flow)
+        return not delivered.text or self._trust.feed_state(member.id) is not Trust.EXACT
 
     def _learn(self, member: Member, place: WorkerId, request: Served) -> None:
         if place != member.id and not self._learner.knows(place):
@@ -360,9 +366,18 @@ def _aside(worker: WorkerId) -> WorkerId:
     return WorkerId(f"{worker}\0learned")
 
 
+def _place(worker: WorkerId, state: Trust, told: Trust, *, text: bool) -> WorkerId | None:
+    """Where in the index what a worker holds is learned; None: its events tell."""
+    if told is not Trust.EXACT:
+        return worker
+    return None if state is Trust.EXACT and not text else _aside(worker)
+
+
 def _usable(member: Member, granules: int, prompt_tokens: int) -> int:
     """Granules held -> tokens that the worker can reuse: whole blocks, without the last token."""
     if not granules:
         return 0
-    whole = granules // member.stride * member.stride * GRANULE
+    # Units of keys are whole blocks: nothing else to be rounded down as in `usable_tokens`.
+    stride = member.stride
+    whole = granules // stride * stride * GRANULE
     return usable_tokens(whole, prompt_tokens, member.info.block_size)

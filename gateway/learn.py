@@ -70,9 +70,7 @@ class _Steps:
         self.seen += 1
 
     def blur(self, expected: int) -> int:
-        """By how much a delivery may fall short of the truth."""
-        if self.seen < _STEP_AFTER:
-            return 0
+        """By how much a delivery may fall short of the truth, once enough were seen."""
         return expected + 1 if expected < self.least else self.step
 
 
@@ -99,10 +97,10 @@ class _Memory:
     @property
     def blocks(self) -> int:
         """Believed capacity."""
-        most = self.capacity.blocks
-        if self.told_blocks:
-            most = min(most, self.told_blocks)
-        return max(_MIN_BLOCKS, int(most))
+        most, told = self.capacity.blocks, self.told_blocks
+        if told and told < most:
+            most = told
+        return int(most) if most > _MIN_BLOCKS else _MIN_BLOCKS
 
 
 class Learner:
@@ -170,29 +168,33 @@ class Learner:
             return None
         stride = memory.stride
         keys: Sequence[int] = request.keys[stride - 1 :: stride] if stride > 1 else request.keys
-        lost = self._judge(memory, keys, request)
+        lost: Sequence[int] | None = ()
+        if request.cached_tokens is not None and request.clock is not None:
+            lost = self._judge(memory, keys, request, request.cached_tokens, request.clock)
         held, blocks = memory.held, memory.blocks
-        new = held.touch(keys, request.output_tokens // memory.unit)
+        unnamed = request.output_tokens // memory.unit
+        new = held.touch(keys, unnamed)
         gone = held.keep(blocks, int(_PAST_SHARE * blocks))
-        if new and held.used(new[-1]) is None:
+        if new and len(keys) + unnamed > blocks and held.used(new[-1]) is None:
             # A prompt beyond the capacity: its end leaves at once, so it never came.
             both = set(new).intersection(gone)
             new, gone = [k for k in new if k not in both], [k for k in gone if k not in both]
-        if not (new or gone or lost or lost is None):
+        if lost is not None and not (new or gone or lost):
             return None
         return Learned(cleared=lost is None, lost=lost or (), stored=new, evicted=gone)
 
-    def _judge(self, memory: _Memory, keys: Sequence[int], request: Served) -> Sequence[int] | None:
+    def _judge(
+        self, memory: _Memory, keys: Sequence[int], request: Served, cached: int, clock: int
+    ) -> Sequence[int] | None:
         """Learn from what was delivered; returns which blocks are gone besides, None: all."""
-        cached, clock = request.cached_tokens, request.clock
-        if cached is None or clock is None:
-            return ()
-        blur = max(memory.unit, request.slack_tokens, memory.steps.blur(request.expected_tokens))
+        unit, steps = memory.unit, memory.steps
+        at, blur = cached // unit, max(unit, request.slack_tokens)
+        if steps.seen >= _STEP_AFTER:
+            blur = max(blur, steps.blur(request.expected_tokens))
         if cached:
-            memory.steps.see(cached)
-            self._believe(memory, keys[: cached // memory.unit], clock)
-        at = cached // memory.unit
-        if at >= len(keys) or len(keys) * memory.unit - cached < blur:
+            steps.see(cached)
+            self._believe(memory, keys[:at], clock)
+        if at >= len(keys) or len(keys) * unit - cached < blur:
             return ()
         used = memory.held.used(keys[at])
         if request.expected_tokens - cached >= blur and used is not None and used <= clock:
@@ -206,10 +208,11 @@ class Learner:
     @staticmethod
     def _believe(memory: _Memory, delivered: Sequence[int], clock: int) -> None:
         """Something was delivered: what was missed before it was no flush."""
-        for distance in memory.missed:
-            memory.capacity.miss(distance)
-        memory.missed.clear()
-        memory.doubted.clear()
+        if memory.missed or memory.doubted:
+            for distance in memory.missed:
+                memory.capacity.miss(distance)
+            memory.missed.clear()
+            memory.doubted.clear()
         for key in reversed(delivered):
             used = memory.held.used(key)
             if used is not None and used > clock:

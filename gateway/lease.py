@@ -39,6 +39,8 @@ def path_of(query: Query) -> tuple[int, ...]:
     """Where the prompt goes on after its family: its keys after 128, 256, 512, ... tokens."""
     keys = query.keys
     size = len(keys)
+    if size < _PATH_GRANULES[0]:
+        return ()
     path: list[int] = []
     for granules in _PATH_GRANULES:
         if granules > size:
@@ -69,7 +71,10 @@ class Lease:
         on_finish: Callable[[Attempt, AttemptEnd, float], None],
     ) -> None:
         self._attempt = attempt
-        self._url = attempt.member.info.url
+        self.worker: WorkerId = attempt.route.order[0].candidate.worker.id
+        """The worker that is being tried."""
+        self.url: str = attempt.member.info.url
+        """Its base URL when the attempt began."""
         self._on_first_token = on_first_token
         self._on_finish = on_finish
         self._record: RequestRecord | None = None
@@ -77,16 +82,6 @@ class Lease:
     def __repr__(self) -> str:
         state = "open" if self._record is None else self._record.outcome
         return f"Lease({self._attempt.number} on {self.worker}, {state})"
-
-    @property
-    def worker(self) -> WorkerId:
-        """The worker that is being tried."""
-        return self._attempt.route.worker
-
-    @property
-    def url(self) -> str:
-        """Its base URL when the attempt began."""
-        return self._url
 
     @property
     def engine(self) -> str:
@@ -116,7 +111,7 @@ class Lease:
 def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
     """The fact that an attempt leaves. Pure."""
     route, usage = attempt.route, end.usage
-    query = route.query
+    query, chosen = route.query, route.order[0].candidate
     cached = None if usage is None else usage.cached
     if usage is not None and cached is None and attempt.member.reports_cached:
         cached = 0  # some engines leave it out where it is 0
@@ -146,8 +141,8 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
         family=family_of(query),
         path=path_of(query),
         policy=route.policy,
-        worker=route.worker,
-        trust=route.chosen.candidate.worker.trust,
+        worker=chosen.worker.id,
+        trust=chosen.worker.trust,
         outcome=end.outcome,
         status=end.status,
         flow=flow,
@@ -159,7 +154,7 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
         predicted_ttft_s=decided_s + route.predicted_ttft_s,
         reported=cached is not None,
         prompt_tokens=query.prompt_tokens,
-        matched_tokens=route.matched_tokens,
+        matched_tokens=chosen.matched_tokens,
         client_id=end.client_id,
         why=why(route),
         round_robin=_since_arrival(route.round_robin, decided_s),
@@ -174,17 +169,27 @@ def _since_arrival(shadow: Shadow | None, decided_s: float) -> Shadow | None:
 
 def _in_engine_tokens(route: Route, usage: Usage | None) -> tuple[Overlap, int]:
     """Overlap and captured tokens; those of a prompt known as text become the engine's."""
-    query, overlap, captured = route.query, route.overlap, route.matched_tokens
+    query, overlap = route.query, route.overlap
+    captured = route.order[0].candidate.matched_tokens
     if query.prompt_tokens or not query.keys or usage is None or usage.prompt <= 0:
         return overlap, captured
-    scale = usage.prompt / text_tokens(query)
-    scaled = msgspec.structs.replace(
-        overlap,
-        seen_tokens=round(overlap.seen_tokens * scale),
-        available_tokens=round(overlap.available_tokens * scale),
-        draining_tokens=round(overlap.draining_tokens * scale),
+    seen, available, draining = (
+        overlap.seen_tokens,
+        overlap.available_tokens,
+        overlap.draining_tokens,
     )
-    return scaled, round(captured * scale)
+    if not (seen or available):  # nothing to be scaled: no part exceeds these
+        return overlap, captured
+    scale = usage.prompt / text_tokens(query)
+    scaled = Overlap(
+        matchable_tokens=overlap.matchable_tokens,
+        block_size=overlap.block_size,
+        seen_tokens=round(seen * scale),
+        available_tokens=round(available * scale),
+        draining_tokens=round(draining * scale) if draining else 0,
+        isolated_tokens=overlap.isolated_tokens,
+    )
+    return scaled, round(captured * scale) if captured else 0
 
 
 def rejection_record(

@@ -52,16 +52,24 @@ class Member:
     """Others served its models long before."""
     version: int = 0
     """Grows with each change of the work on it."""
-    _pending: dict[Booking, None] = field(default_factory=dict)
-    _decoding: dict[Booking, None] = field(default_factory=dict)
-    _shadows: list[tuple[float, float]] = field(default_factory=list)
-    """(until, prefill seconds)."""
+    pending: dict[Booking, None] = field(default_factory=dict)
+    """Own attempts that have shown no token yet, the first one first."""
+    answering: dict[Booking, None] = field(default_factory=dict)
+    """Those that have shown one."""
+    kv_tokens: int = 0
+    """KV tokens that all of these hold or were promised."""
+    kv_tokens_since: int = 0
+    """Those of the ones that began after the last report."""
+    early: list[tuple[float, float]] = field(default_factory=list)
+    """Shadows of attempts that failed early: (until, prefill seconds)."""
+    last_report: Reported | None = None
+    _pending_s: float | None = 0.0
+    """Sum of the pending prefills in their order; None: it must be made anew."""
     _past: deque[Booking] = field(default_factory=deque)
     """Those that ended in the last 2 s, oldest first."""
     _started: float = inf
     """When the worker's uptime was 0, at the latest."""
     _prefill_ended: float = 0.0
-    _reported: Reported | None = None
     id: WorkerId = field(init=False)
     pool: str = field(init=False)
     """Canonical model name: workers of one pool resemble each other."""
@@ -90,22 +98,22 @@ class Member:
     @property
     def inflight(self) -> int:
         """Own attempts that have not ended."""
-        return len(self._pending) + len(self._decoding)
+        return len(self.pending) + len(self.answering)
 
     def state(self, now: float) -> WorkerState:
         """Whether it may be chosen."""
         if not self.healthy:
             return WorkerState.DOWN
-        if self.drains or (self._reported is not None and self._reported.load.draining):
+        if self.drains or ((known := self.last_report) is not None and known.load.draining):
             return WorkerState.DRAINING
-        if not self.breaker.closed and self.breaker.gate(now) is Gate.OPEN:
+        if self.breaker.until is not None and self.breaker.gate(now) is Gate.OPEN:
             return WorkerState.EJECTED
         return WorkerState.READY
 
     @property
     def draining(self) -> bool:
         """No new requests, by somebody's wish or its own."""
-        reported = self._reported
+        reported = self.last_report
         return bool(self.drains) or (reported is not None and reported.load.draining)
 
     @property
@@ -128,56 +136,69 @@ class Member:
     @property
     def steady(self) -> bool:
         """What policies see of it hardly depends on the time, only on ``version``."""
-        return not self._pending and not self._shadows and self.breaker.closed
+        return not self.pending and not self.early and self.breaker.until is None
 
     def book(self, booking: Booking) -> None:
         """An attempt begins."""
         self.version += 1
-        self._drop_shadows(booking.begun)
-        report = self.reported(booking.begun)
-        booking.beside = self.inflight + (0 if report is None else report.foreign)
-        self._pending[booking] = None
+        report, now = self.last_report, booking.begun
+        if self.early:
+            self._drop_shadows(now)
+        booking.beside = len(self.pending) + len(self.answering)
+        self.kv_tokens += booking.kv_tokens
+        if report is not None:
+            if now - report.at <= STALE_LOAD_S:
+                booking.beside += report.foreign
+            if now > report.at:
+                self.kv_tokens_since += booking.kv_tokens
+        self.pending[booking] = None
+        if self._pending_s is not None:
+            self._pending_s += booking.prefill_s
 
     def start_decoding(self, booking: Booking, now: float) -> None:
         """Its first token came. Unknown and ended bookings are fine."""
-        if booking in self._pending:
+        if booking in self.pending:
             self.version += 1
-            del self._pending[booking]
-            self._decoding[booking] = None
+            del self.pending[booking]
+            self._pending_s = None if self.pending else 0.0
+            self.answering[booking] = None
             self._prefill_ended = booking.prefilled = now
-
-    @property
-    def decoding(self) -> int:
-        """Attempts that have shown a token."""
-        return len(self._decoding)
 
     def served_with(self, booking: Booking) -> int:
         """How many it serves at this moment, for sure, where an attempt of its shows a token or its
         end. What came before that one does not wait any more."""
-        if booking not in self._pending:
-            return len(self._decoding)
-        earlier = next(at for at, other in enumerate(self._pending) if other is booking)
-        return len(self._decoding) + earlier + 1
+        served = len(self.answering)
+        if booking in self.pending:
+            for other in self.pending:
+                served += 1
+                if other is booking:
+                    break
+        return served
 
     def release(self, booking: Booking, now: float, *, failed: bool) -> bool:
         """The attempt ended; False: it had ended before, and nothing changes."""
-        if booking in self._pending:
-            del self._pending[booking]
+        prefill_s = 0.0
+        if booking in self.pending:
+            del self.pending[booking]
+            self._pending_s = None if self.pending else 0.0
             self._prefill_ended = booking.prefilled = now
             prefill_s = booking.prefill_s
-        elif booking in self._decoding:
-            del self._decoding[booking]
-            prefill_s = 0.0
+        elif booking in self.answering:
+            del self.answering[booking]
         else:
             return False
         self.version += 1
-        self._drop_shadows(now)
-        booking.ended = now
-        self._past.append(booking)
-        while (self._past[0].ended or 0.0) < now - _KEPT_PAST_S:
-            self._past.popleft()
+        self.kv_tokens -= booking.kv_tokens
+        if self.last_report is not None and booking.begun > self.last_report.at:
+            self.kv_tokens_since -= booking.kv_tokens
+        if self.early:
+            self._drop_shadows(now)
+        booking.ended, past = now, self._past
+        past.append(booking)
+        while (past[0].ended or 0.0) < now - _KEPT_PAST_S:
+            past.popleft()
         if failed and booking.begun + booking.expected_s > now:
-            self._shadows.append((booking.begun + booking.expected_s, prefill_s))
+            self.early.append((booking.begun + booking.expected_s, prefill_s))
         return True
 
     def prefill_s(self, now: float) -> float:
@@ -187,27 +208,28 @@ class Member:
         ended. Once it is overdue it counts again, up to its whole length: it may be stuck.
         """
         total = 0.0
-        if self._shadows:
-            total = sum(prefill_s for until, prefill_s in self._shadows if until > now)
-        if not self._pending:
+        if self.early:
+            total = sum((prefill_s for until, prefill_s in self.early if until > now), 0.0)
+        if not self.pending:
             return total
-        total += sum(booking.prefill_s for booking in self._pending)
-        head = next(iter(self._pending))
+        pending_s = self._pending_s
+        if pending_s is None:
+            pending_s = self._pending_s = sum([booking.prefill_s for booking in self.pending])
+        head = next(iter(self.pending))
         elapsed = now - max(head.begun, self._prefill_ended)
         if elapsed <= head.prefill_s:
             done = max(0.0, elapsed)
         else:
             done = max(0.0, 2 * head.prefill_s - elapsed)
-        return total - done
+        return total + pending_s - done
 
     def shadows(self, now: float) -> int:
         """Failed attempts that still count."""
-        return sum(until > now for until, _ in self._shadows) if self._shadows else 0
+        return sum(until > now for until, _ in self.early) if self.early else 0
 
     def booked(self, now: float) -> Booked:
         """Own work, as told to other gateways."""
-        tokens = sum(booking.kv_tokens for booking in (*self._pending, *self._decoding))
-        return Booked(self.prefill_s(now), tokens, self.inflight)
+        return Booked(self.prefill_s(now), self.kv_tokens, self.inflight)
 
     # ---------------------------------------------------------------- what it reports
 
@@ -220,11 +242,13 @@ class Member:
         made = self._made_at(load, now)
         extra = load.queued_prefill_tokens * s_per_token - self.prefill_s(now) - peers_s
         foreign = load.running + load.waiting - self.inflight
-        for booking in (*self._past, *self._decoding):
+        for booking in (*self._past, *self.answering):
             extra -= booking.prefill_s if booking.prefilled > made else 0.0
             foreign -= booking.ended is not None and booking.ended > made
         self.version += 1
-        self._reported = Reported(load, now, max(0.0, extra), max(0, foreign))
+        self.last_report = Reported(load, now, max(0.0, extra), max(0, foreign))
+        live = (*self.pending, *self.answering)
+        self.kv_tokens_since = sum(booking.kv_tokens for booking in live if booking.begun > now)
 
     def _made_at(self, load: WorkerLoad, now: float) -> float:
         """When a report was made at the earliest, by this clock. The report that was fastest to
@@ -237,33 +261,22 @@ class Member:
 
     def reported(self, now: float) -> Reported | None:
         """Its last report, if that is not stale."""
-        known = self._reported
+        known = self.last_report
         return None if known is None or now - known.at > STALE_LOAD_S else known
 
     def load_age_s(self, now: float) -> float | None:
         """Seconds since its last report; None: it made none."""
-        return None if self._reported is None else max(0.0, now - self._reported.at)
+        return None if self.last_report is None else max(0.0, now - self.last_report.at)
 
     def last_load(self) -> WorkerLoad | None:
         """Its last report, however old."""
-        return None if self._reported is None else self._reported.load
+        return None if self.last_report is None else self.last_report.load
 
     def kv_tokens_total(self) -> int:
         """Size of its KV cache; 0 = unknown."""
         load = self.last_load()
         blocks = load.blocks_total if load is not None and load.blocks_total else 0
         return (blocks or self.info.blocks_total) * self.info.block_size
-
-    def kv_tokens_held(self, report: Reported | None) -> int:
-        """KV tokens of running requests: as it reported, plus what was booked since."""
-        if report is None:
-            mine = (*self._pending, *self._decoding)
-            return sum([booking.kv_tokens for booking in mine]) if mine else 0
-        total = report.load.blocks_used * self.info.block_size
-        for booking in (*self._pending, *self._decoding):
-            if booking.begun > report.at:
-                total += booking.kv_tokens
-        return total
 
     def observe_tpot(self, itl_s: float) -> None:
         """Time between two tokens of an answer that has ended."""
@@ -273,24 +286,18 @@ class Member:
 
     def token_s(self) -> float:
         """Seconds per output token of one sequence; 0 = unknown."""
-        load = self.last_load()
-        if not self.tpot_s and load is not None and load.decode_tokens_per_s > 0:
-            return 1.0 / load.decode_tokens_per_s
+        report = self.last_report
+        if not self.tpot_s and report is not None and report.load.decode_tokens_per_s > 0:
+            return 1.0 / report.load.decode_tokens_per_s
         return self.tpot_s
-
-    def host_token_s(self) -> float:
-        """Seconds to load a token from host memory, as it measured; 0 = unknown."""
-        load = self.last_load()
-        rate = 0.0 if load is None else load.host_tokens_per_s
-        return 1.0 / rate if rate > 0 else 0.0
 
     def restart(self, info: WorkerInfo) -> None:
         """A new incarnation. Leases of the old one stay booked until they end."""
         self.adopt(info)
-        self._reported, self._started = None, inf
+        self.last_report, self._started = None, inf
         self.breaker.reset()
         self.healthy, self.down_reason = True, ""
 
     def _drop_shadows(self, now: float) -> None:
-        if self._shadows:
-            self._shadows = [shadow for shadow in self._shadows if shadow[0] > now]
+        if self.early:
+            self.early = [shadow for shadow in self.early if shadow[0] > now]

@@ -9,6 +9,7 @@ from gateway.knowledge import Knowledge
 from gateway.lease import Attempt, Lease
 from gateway.records import Outcome
 from gateway.routing.rates import PrefillSample, RateBook
+from shared.openai import Usage
 
 _PATIENCE = 4.0
 _MIN_PATIENCE_S = 5.0
@@ -34,22 +35,25 @@ class Outcomes:
         self._fleet.served_at_once(member, member.served_with(attempt.booking))
 
     def _finish(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
-        member, booking = attempt.member, attempt.booking
-        computed = end.outcome is Outcome.OK or attempt.first_token is not None
-        failed = self._worker_failed(attempt, end, now)
-        if end.outcome is Outcome.OK:
+        member, booking, outcome = attempt.member, attempt.booking, end.outcome
+        answered = outcome is Outcome.OK
+        if answered:
             self._fleet.served_at_once(member, member.served_with(booking))
+        failed = not answered and self._worker_failed(attempt, end, now)
         if not member.release(booking, now, failed=failed):
             return
         if failed:
             may_eject = self._fleet.may_eject(member, now)
             lost_s = now - booking.begun
             member.breaker.fail(now, lost_s=lost_s, probe=booking.probe, may_eject=may_eject)
-        elif computed or end.outcome is Outcome.CLIENT_ERROR:
+            self._knowledge.break_off(attempt.promise)
+            return
+        computed = answered or attempt.first_token is not None
+        if computed or outcome is Outcome.CLIENT_ERROR:
             member.breaker.succeed(probe=booking.probe)
         else:
             member.breaker.give_up(probe=booking.probe)
-        if computed and not failed:
+        if computed:
             self._knowledge.keep(attempt.promise, attempt.expectation, now)
             self._learn(attempt, end, now)
         else:
@@ -65,45 +69,46 @@ class Outcomes:
 
     def _learn(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, query, usage = attempt.member, attempt.route.query, end.usage
-        output = usage.completion if usage is not None else end.output_tokens
-        if end.outcome is Outcome.OK:
+        output = end.output_tokens if usage is None else usage.completion
+        answered = end.outcome is Outcome.OK
+        if answered:
             self._fleet.outputs.observe(member.pool, query.tenant, output)
         if end.itl_s is not None:
             member.observe_tpot(end.itl_s)
         if self._fleet.get(member.id) is not member:
             # It left, or is another incarnation by now: what this one holds is of no use.
             return
-        if end.outcome is Outcome.OK:
+        if answered:
             self._fleet.observe_service(member, attempt.booking, now)
-        self._sample(attempt, end, now)
-        reports = member.reports_cached
-        delivered = Delivered.of(query, usage, output, reports=reports)
+            self._sample(attempt, usage, output, now)
         self._knowledge.served(
             member,
             query,
             attempt.expectation,
-            delivered,
+            Delivered.of(query, usage, output, reports=member.reports_cached),
             # After a failed attempt elsewhere, or without its end, an answer proves nothing.
-            judge=end.outcome is Outcome.OK and attempt.number == 1,
+            judge=answered and attempt.number == 1,
             now=now,
         )
 
-    def _sample(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
-        """A rate sample, where the time of the first token is known."""
-        usage, first = end.usage, attempt.first_token
-        output = usage.completion if usage is not None else end.output_tokens
-        if first is None and output <= _INSTANT_TOKENS:
+    def _sample(self, attempt: Attempt, usage: Usage | None, output: int, now: float) -> None:
+        """A rate sample of an answer, where the time of the first token is known."""
+        first, route = attempt.first_token, attempt.route
+        if first is None:
+            if output > _INSTANT_TOKENS:
+                return
             first = now
-        total = usage.prompt if usage is not None else attempt.route.query.prompt_tokens
-        if first is None or total <= 0 or end.outcome is not Outcome.OK:
+        total = usage.prompt if usage is not None else route.query.prompt_tokens
+        if total <= 0:
             return
-        cached = attempt.route.matched_tokens
+        candidate, booking = route.order[0].candidate, attempt.booking
+        cached = candidate.matched_tokens
         if usage is not None and usage.cached is not None:
             cached = usage.cached
         sample = PrefillSample(
             uncached=max(1, total - cached),
             total=total,
-            ttft_s=first - attempt.booking.begun,
-            wait_s=attempt.booking.wait_s + attempt.route.chosen.candidate.load_s,
+            ttft_s=first - booking.begun,
+            wait_s=booking.wait_s + candidate.load_s if candidate.host_tokens else booking.wait_s,
         )
         self._rates.observe(attempt.member.pool, attempt.member.id, sample, now)

@@ -14,6 +14,9 @@ import msgspec
 
 from shared.types import BlockKey, WorkerId
 
+_FEW = 8
+"""Up to so many keys it costs less to touch them one by one."""
+
 
 class Promise(msgspec.Struct, frozen=True, eq=False):
     """Keys that one attempt adds to its worker, beyond what was indexed there when it began."""
@@ -30,21 +33,26 @@ class Promises:
 
     def __init__(self, linger_s: float = 1.0) -> None:
         self._linger_s = linger_s
-        self._counts: dict[WorkerId, Counter[int]] = {}
+        self._counts: dict[WorkerId, Counter[BlockKey]] = {}
         self._open: dict[WorkerId, set[Promise]] = {}
         self._lingering: deque[tuple[float, Promise]] = deque()
 
     def make(self, worker: WorkerId, keys: Sequence[BlockKey], indexed: int, now: float) -> Promise:
         """Promise ``keys[indexed:]``; ``indexed`` granules are in the worker's index already."""
-        self.expire(now)
+        if self._lingering:
+            self.expire(now)
         promise = Promise(worker, keys[indexed:])
         if promise.keys:
             counts = self._counts.get(worker)
             if counts is None:
-                counts = self._counts[worker] = Counter()
-                self._open[worker] = set()
-            counts.update(promise.keys)
+                counts, self._open[worker] = Counter(), set()
+                self._counts[worker] = counts
             self._open[worker].add(promise)
+            if len(promise.keys) > _FEW:
+                counts.update(promise.keys)
+            else:  # what a Counter does in Python takes longer than this
+                for key in promise.keys:
+                    counts[key] = counts.get(key, 0) + 1
         return promise
 
     def keep(self, promise: Promise, now: float) -> None:
@@ -63,16 +71,16 @@ class Promises:
             # Nothing else is promised there: no need to count down key by key.
             del self._open[promise.worker], self._counts[promise.worker]
             return
-        counts = self._counts[promise.worker]
-        if set(map(counts.get, promise.keys)) == {1}:  # nobody else's: all at once
-            deque(map(counts.pop, promise.keys), maxlen=0)
+        counts, keys = self._counts[promise.worker], promise.keys
+        if len(keys) > _FEW and set(map(counts.get, keys)) == {1}:  # nobody else's: all at once
+            deque(map(counts.pop, keys), maxlen=0)
             return
-        for key in promise.keys:
+        for key in keys:
             left = counts[key] - 1
             if left:
                 counts[key] = left
             else:
-                counts.pop(key)  # `del` of a Counter is a call in Python
+                counts.pop(key)
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone or empty: so is all that was promised there."""

@@ -18,22 +18,21 @@ use: only what is new, and what others used in between, is touched key by key.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import repeat
+
+import msgspec
 
 _FIRST_SIZE = 256
+_CHUNK_BITS = 6
 
 
-@dataclass(slots=True, eq=False)
-class _Use:
+class _Use(msgspec.Struct, eq=False):
     """The blocks that were used last by one and the same prompt."""
 
     number: int
     """Larger is later."""
     place: int
-    """In the tree."""
+    """In the list of uses."""
     path: Sequence[int] = ()
     """The prompt's keys from ``base`` on; indices below count from its beginning."""
     base: int = 0
@@ -72,8 +71,12 @@ class Recency:
         """By number."""
         self._edge = self._oldest = 0
         """No use before these places has blocks that are held, or watched."""
-        self._tree = [0] * (_FIRST_SIZE + 1)
-        """Fenwick tree over ``_uses``: how many blocks each still has."""
+        self._counts: list[int] = []
+        """How many blocks each use still has."""
+        self._sums = [0]
+        """Those of 64 uses each."""
+        self._most = _FIRST_SIZE
+        """So many uses there may be until those without blocks leave the list."""
         self._held = self.watched = 0
         """``watched``: blocks that are not held any more, but known."""
         self.clock = clock
@@ -87,28 +90,30 @@ class Recency:
 
         :param unnamed: so many further blocks, whose keys nobody will ask for (an answer's).
         """
-        if len(self._uses) == len(self._tree) - 1:
+        if len(self._uses) >= self._most:
             self._rebuild()
-        runs = self._runs(keys)
-        size, known = len(keys), runs[-1][1] if runs else 0
-        held: int | None = None
+        known, size = self._known, len(keys)
         kept, begin, stop = None, 0, 0  # the longest slice that is whole
-        for first, end, use in runs:
-            if held is None and use.mid < end:
-                held = max(first, use.mid)
-            if first == use.lo and end == use.hi and end - first > stop - begin:
-                kept, begin, stop = use, first, end
-        for first, end, use in runs:
-            self._lose(use, first, end)
-        use = self._renewed(kept)
-        use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, size, size
-        use.unnamed = unnamed
+        held: int | None = None
+        runs: list[tuple[int, int, _Use]] = []
+        if size and keys[0] in known:
+            runs = self._runs(keys)
+            for first, end, use in runs:
+                if held is None and use.mid < end:
+                    held = max(first, use.mid)
+                if first == use.lo and end == use.hi and end - first > stop - begin:
+                    kept, begin, stop = use, first, end
+            for first, end, use in runs:
+                self._lose(use, first, end)
+            if held is None:
+                held = runs[-1][1]
+        use = self._renewed(kept, keys, unnamed)
         if stop - begin < size:
-            for part in (keys[:begin], keys[stop:]):
-                deque(map(self._known.__setitem__, part, repeat(use)), maxlen=0)
+            for part in (keys[:begin], keys[stop:]) if stop else (keys,):
+                for key in part:
+                    known[key] = use
         self._held += size + unnamed
-        self._add(use.place, size + unnamed)
-        return keys[known if held is None else held :]
+        return keys[held:] if held else keys
 
     def distance(self, key: int) -> int | None:
         """How many blocks were used after it; None: it is not known. Pure."""
@@ -168,25 +173,29 @@ class Recency:
 
     def _lose(self, use: _Use, first: int, end: int) -> None:
         """Another prompt has used ``[first, end)``, which is where the slice begins."""
-        before = use.blocks
         held = max(0, min(end, use.mid) - first)
         self._held -= held
         self.watched -= end - first - held
+        before = use.hi - use.lo
         use.lo, use.mid, use.hi = end, max(end, use.mid), max(end, use.hi)
         use.trim()
-        self._add(use.place, use.blocks - before)
+        self._add(use.place, use.hi - end - before)
 
-    def _renewed(self, use: _Use | None) -> _Use:
-        """The latest use: ``use``, which has lost its slice, or another."""
+    def _renewed(self, use: _Use | None, keys: Sequence[int], unnamed: int) -> _Use:
+        """The latest use, of all of a prompt: ``use``, which has lost its slice, or another."""
         self.clock += 1
-        place = len(self._uses)
+        uses, place, size = self._uses, len(self._uses), len(keys)
         if use is None:
-            use = _Use(self.clock, place)
+            use = _Use(self.clock, place, keys, 0, 0, size, size, unnamed)
         else:
-            left = _Use(use.number, use.place, unnamed=use.unnamed)
-            self._uses[use.place] = left
-            use.number, use.place = self.clock, place
-        self._uses.append(use)
+            uses[use.place] = _Use(use.number, use.place, unnamed=use.unnamed)
+            use.number, use.place, use.unnamed = self.clock, place, unnamed
+            use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, size, size
+        uses.append(use)
+        self._counts.append(size + unnamed)
+        if place >> _CHUNK_BITS == len(self._sums):
+            self._sums.append(0)
+        self._sums[place >> _CHUNK_BITS] += size + unnamed
         return use
 
     def _holds(self, use: _Use, key: int) -> bool:
@@ -224,32 +233,32 @@ class Recency:
 
     def _cut(self, use: _Use, count: int) -> None:
         gone = use.part(use.hi - count, use.hi)
-        deque(map(self._known.pop, gone, repeat(None)), maxlen=0)
+        forget = self._known.pop
+        for key in gone:
+            forget(key, None)
         use.hi -= count
         use.trim()
         self.watched -= count
         self._add(use.place, -count)
 
-    # ---------------------------------------------------------------- the tree of counts
+    # ---------------------------------------------------------------- counts by place
 
     def _rebuild(self) -> None:
-        """Uses without blocks go; the tree gets twice the room that the others need."""
+        """Uses without blocks go; there may be twice as many as the others."""
         self._uses = [use for use in self._uses if use.blocks]
         self._edge = self._oldest = 0
-        self._tree = [0] * (max(_FIRST_SIZE, 2 * len(self._uses)) + 1)
+        self._most = max(_FIRST_SIZE, 2 * len(self._uses))
+        self._counts = [use.blocks for use in self._uses]
+        chunk = 1 << _CHUNK_BITS
+        starts = range(0, max(1, len(self._uses)), chunk)
+        self._sums = [sum(self._counts[start : start + chunk]) for start in starts]
         for place, use in enumerate(self._uses):
             use.place = place
-            self._add(place, use.blocks)
 
     def _add(self, place: int, change: int) -> None:
-        at = place + 1
-        while at < len(self._tree):
-            self._tree[at] += change
-            at += at & -at
+        self._counts[place] += change
+        self._sums[place >> _CHUNK_BITS] += change
 
     def _up_to(self, place: int) -> int:
-        total, at = 0, place + 1
-        while at:
-            total += self._tree[at]
-            at -= at & -at
-        return total
+        chunk = place >> _CHUNK_BITS
+        return sum(self._sums[:chunk]) + sum(self._counts[chunk << _CHUNK_BITS : place + 1])

@@ -317,8 +317,9 @@ class Router:
         exclude: Collection[WorkerId],
     ) -> Route | Reject:
         serving = self._fleet.serving(query.model)
-        pool = [m for m in serving if m.state(now) is WorkerState.READY]
-        members = [member for member in pool if member.id not in exclude]
+        ready = WorkerState.READY
+        pool = [member for member in serving if member.state(now) is ready]
+        members = [member for member in pool if member.id not in exclude] if exclude else pool
         if not members:
             # Where only those are left that rest after failures, trying one beats refusing.
             pool += [m for m in serving if m.state(now) is WorkerState.EJECTED]
@@ -333,10 +334,7 @@ class Router:
         best = order[0].candidate
         ttft_s = self._cost.expected_ttft_s(query, best)
         turn = candidates[self._turn % len(candidates)]
-        shadow = Shadow(
-            matched_tokens=turn.matched_tokens,
-            ttft_s=ttft_s if turn is best else self._cost.expected_ttft_s(query, turn),
-        )
+        turn_s = ttft_s if turn is best else self._cost.expected_ttft_s(query, turn)
         return Route(
             query=query,
             policy=policy.name,
@@ -344,7 +342,8 @@ class Router:
             overlap=held.overlap(serving, pool),
             decided=now,
             predicted_ttft_s=ttft_s,
-            round_robin=shadow,  # for the report's counterfactual
+            # for the report's counterfactual
+            round_robin=Shadow(matched_tokens=turn.matched_tokens, ttft_s=turn_s),
             lookup_s=lookup_s,
         )
 
@@ -353,21 +352,22 @@ class Router:
     ) -> list[Candidate]:
         output = self._expected_output(query, members[0].pool)
         shared = held.popularity if held.popularity.runs else None
-        made: list[Candidate] = []
-        for member in members:
-            worker = member.id
-            matched, host = held.usable[worker], held.host.get(worker, 0)
-            made.append(
-                Candidate(
-                    worker=self._fleet.view(member, held.trust[worker], now),
-                    matched_tokens=matched,
-                    promised_tokens=held.promised.get(worker, 0),
-                    shared_tokens=shared.shared_tokens(matched) if shared else 0.0,
-                    branches=shared.branches(matched) if shared else 1.0,
-                    new_kv_tokens=max(0, held.prompt_tokens - matched + host) + output,
-                    host_tokens=host,
-                )
+        usable, promised, host = held.usable, held.promised, held.host
+        need, made = held.prompt_tokens, []
+        for view in self._fleet.views(members, held.trust, now):
+            worker = view.id
+            matched, loaded = usable[worker], host.get(worker, 0)
+            fresh = need - matched + loaded
+            candidate = Candidate(
+                worker=view,
+                matched_tokens=matched,
+                promised_tokens=promised.get(worker, 0),
+                shared_tokens=shared.shared_tokens(matched) if shared else 0.0,
+                branches=shared.branches(matched) if shared else 1.0,
+                new_kv_tokens=fresh + output if fresh > 0 else output,
+                host_tokens=loaded,
             )
+            made.append(candidate)
         return made
 
     @staticmethod
@@ -382,7 +382,7 @@ class Router:
         return Reject(ModelNotFound(message, param="model"), "model_not_found")
 
     def _book(self, route: Route, member: Member, now: float, attempt: int) -> Attempt:
-        query, candidate = route.query, route.chosen.candidate
+        query, candidate = route.query, route.order[0].candidate
         own = self._cost.own_s(query, candidate)
         output = self._expected_output(query, member.pool)
         decode_s = output * member.token_s()
@@ -392,8 +392,8 @@ class Router:
             begun=now,
             wait_s=candidate.worker.booked_prefill_s,
             expected_s=route.predicted_ttft_s + decode_s,
-            bound=_bound(route),
-            probe=member.breaker.begin(now),
+            bound=_bound(route) if candidate.matched_tokens else 0.0,
+            probe=member.breaker.until is not None and member.breaker.begin(now),
         )
         self._fleet.book(member, booking)
         expectation = self._knowledge.expect(query, candidate, member, route.decided)
@@ -427,13 +427,8 @@ class Router:
 
 
 def _bound(route: Route) -> float:
-    """Share of the prompt that the chosen worker holds and no other one, 0..1."""
-    matched = route.matched_tokens
-    if not matched:
-        return 0.0
-    chosen, elsewhere = route.worker, 0
-    for item in route.order:
-        candidate = item.candidate
-        if candidate.matched_tokens > elsewhere and candidate.worker.id != chosen:
-            elsewhere = candidate.matched_tokens
+    """Share of the prompt that the chosen worker, which holds some of it, holds alone, 0..1."""
+    matched = route.order[0].candidate.matched_tokens
+    others = [item.candidate.matched_tokens for item in route.order[1:]]
+    elsewhere = max(others) if others else 0
     return max(0, matched - elsewhere) / (route.query.prompt_tokens or matched)

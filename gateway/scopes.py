@@ -23,6 +23,8 @@ class Scopes:
         self._half = max(1, max_keys // 2)
         self._young: dict[int, BlockKey] = {}
         self._old: dict[int, BlockKey] = {}
+        self.in_use = False
+        """Something is remembered."""
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -31,6 +33,7 @@ class Scopes:
         """A prompt was served under a salt; both have one key per granule."""
         if len(self._young) + len(plain) > self._half:
             self._old, self._young = self._young, {}
+        self.in_use = self.in_use or len(plain) > 0
         kept = min(len(plain), self._half)
         self._young.update(zip(plain[:kept], salted[:kept], strict=True))
 

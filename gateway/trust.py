@@ -190,8 +190,7 @@ class _Watch:
         """Take one comparison in."""
         if not seen.telling:
             return
-        whole = max(seen.most, seen.delivered)
-        if whole:
+        if whole := max(seen.most, seen.delivered):
             self.errors.add(seen.error(), whole)
         if seen.least >= seen.block:
             self.arrivals.add(min(seen.least, seen.delivered), seen.least)
@@ -278,6 +277,12 @@ class TrustBook:
         watch = self._watches.get(worker)
         return (Trust.BLIND, Trust.BLIND) if watch is None else (watch.state, watch.told)
 
+    def circumstances(self, worker: WorkerId) -> tuple[Trust, Trust, int]:
+        """:meth:`states` and :meth:`version` at once. Pure."""
+        watch = self._watches.get(worker)
+        blind = Trust.BLIND
+        return (blind, blind, 0) if watch is None else (watch.state, watch.told, watch.version)
+
     def told(self, worker: WorkerId, trust: Trust, reason: str) -> None:
         """The follower of its feed says so."""
         watch = self._watches.get(worker)
@@ -323,15 +328,19 @@ class TrustBook:
             return None
         return watch.errors.share
 
-    def answered(self, worker: WorkerId, *, cached: int | None, expected: int) -> None:
-        """What an answer's usage said; ``cached``: None = nothing of the cache."""
+    def answered(self, worker: WorkerId, *, cached: int | None, expected: int) -> bool:
+        """What an answer's usage said; ``cached``: None = nothing of the cache. Returns
+        :meth:`reports`."""
         watch = self._watches.get(worker)
-        if watch is None or watch.reported:
-            return
+        if watch is None:
+            return False
+        if watch.reported:
+            return True
         watch.reported = bool(cached)
         watch.unreported += cached is None and expected > 0
         if watch.reported or watch.unreported >= MUTE_AFTER:
             self._review(worker, watch)
+        return watch.reported
 
     def compare(self, worker: WorkerId, seen: Compared, now: float) -> None:
         """Predicted against delivered, of one answered request."""

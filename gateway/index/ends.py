@@ -36,6 +36,22 @@ def bisected(mask_of: Callable[[int], int | None], keys: Sequence[int], alive: i
     return ends
 
 
+def stepped(mask_of: Callable[[int], int | None], keys: Sequence[int], alive: int) -> Ends:
+    """Of any slots, key by key; see :func:`bisected`."""
+    ends: Ends = []
+    for depth, key in enumerate(keys if alive else ()):
+        kept = alive & (mask_of(key) or 0)
+        if kept != alive:
+            if depth:
+                ends.append((depth, alive ^ kept))
+            if not kept:
+                return ends
+            alive = kept
+    if keys and alive:
+        ends.append((len(keys), alive))
+    return ends
+
+
 def apart(one: Ends, other: Ends) -> int:
     """Mask of the slots whose matches end in different places."""
     found = 0

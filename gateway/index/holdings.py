@@ -16,10 +16,12 @@ from itertools import islice, repeat
 from operator import itemgetter
 from random import Random
 
-from gateway.index.ends import apart, bisected
+from gateway.index.ends import apart, bisected, stepped
 from gateway.index.slots import Slot, Walk, by_mask
 from shared.types import WorkerId
 
+_FEW = 4
+"""So many keys are looked at one by one."""
 _SHORT = 64
 """So many keys are walked, whatever is said."""
 _LOOKED_THROUGH = 64
@@ -101,13 +103,15 @@ class Holdings:
 
         :param nested: it holds all that comes before them as well.
         """
-        self._note(slot, nested)
+        if not nested:
+            self.doubt(slot)
         table, bit, interned = self._table, slot.bit, self._interned
         wanted = keys if isinstance(keys, list) else list(keys)
         added, kept = -len(table), self._live | self._lower
         masks = list(map(table.setdefault, wanted, repeat(bit)))
         added += len(table)
-        for mask, group in by_mask(wanted, masks, besides=bit):
+        shared = masks.count(bit) < len(masks)
+        for mask, group in by_mask(wanted, masks, besides=bit) if shared else ():
             if not mask & bit:
                 both = mask & kept | bit
                 table.update(dict.fromkeys(group, interned.setdefault(both, both)))
@@ -124,12 +128,14 @@ class Holdings:
 
         :param nested: it holds nothing that comes after them.
         """
-        self._note(slot, nested)
+        if not nested:
+            self.doubt(slot)
         table, bit, interned = self._table, slot.bit, self._interned
         wanted, gone = keys if isinstance(keys, list) else list(keys), len(table)
         masks = list(map(table.pop, wanted, repeat(0)))
         gone -= len(table)
-        for mask, group in by_mask(wanted, masks, besides=bit):
+        shared = masks.count(bit) < len(masks)
+        for mask, group in by_mask(wanted, masks, besides=bit) if shared else ():
             rest = mask & ~bit
             if rest:  # 0: it was not there
                 table.update(dict.fromkeys(group, interned.setdefault(rest, rest)))
@@ -152,6 +158,8 @@ class Holdings:
 
     def depths(self, keys: Sequence[int]) -> list[tuple[int, int]]:
         """(depth, mask of the slots whose match ends there), depth > 0."""
+        if len(keys) <= _FEW:
+            return stepped(self._mask_of, keys, self._live)
         nested = self._live & self._nested
         sworn = nested & self._sworn
         if sworn and len(keys) <= _SHORT:

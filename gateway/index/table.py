@@ -180,9 +180,10 @@ class PrefixTable:
         if change.cleared:
             self._empty(worker, holder)
         holdings = self._strides[holder.stride]
-        for gone in (change.lost, change.evicted):
-            if gone:
-                holdings.remove(holder.slot, gone, nested=True)
+        if change.lost:
+            holdings.remove(holder.slot, change.lost, nested=True)
+        if change.evicted:
+            holdings.remove(holder.slot, change.evicted, nested=True)
         if change.stored:
             holdings.add(holder.slot, change.stored, nested=True)
             self._keep_cap(holder.stride)
@@ -190,13 +191,17 @@ class PrefixTable:
 
     def tidy(self, budget: int) -> bool:
         """Give back memory of what was dropped, at most ``budget`` entries; True: some is left."""
-        left = budget
+        left, unswept = budget, False
         for stride, holdings in list(self._strides.items()):
-            left = holdings.sweep(left)
-            unused = holdings.swept and not holdings.entries
-            if unused and all(holder.stride != stride for holder in self._holders.values()):
+            if not holdings.swept:
+                left = holdings.sweep(left)
+                if not holdings.swept:
+                    unswept = True
+                    continue
+            used = holdings.entries or any(h.stride == stride for h in self._holders.values())
+            if not used:
                 del self._strides[stride]
-        return any(not holdings.swept for holdings in self._strides.values())
+        return unswept
 
     def check(self) -> None:
         """Raise ``AssertionError`` if the books do not balance. O(everything): for tests."""
@@ -256,7 +261,8 @@ class PrefixTable:
         holdings = self._strides[stride]
         if self.compact and type(holdings) is Holdings and holdings.keys >= self.compact_from:
             self._strides[stride] = self.compact(holdings)
-        excess = self.entries - self._max
+        entries = holdings.entries if len(self._strides) == 1 else self.entries
+        excess = entries - self._max
         if excess > 0:
             # A little more than it must, so that it is not done for every batch.
             self._strides[stride].drop(excess + self._max // 512, self._rng)

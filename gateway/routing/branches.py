@@ -70,18 +70,22 @@ class Branches:
         """A prompt was asked for whose first ``known`` granules are known from prompts before."""
         if known >= len(keys):
             return
-        end = next((key for key in reversed(keys[:known]) if key in self._ends), None)
+        ends, end = self._ends, None
+        for key in reversed(keys[:known]) if known else ():
+            if key in ends:
+                end = key
+                break
         if end is not None:
-            del self._ends[end]
+            del ends[end]
         elif known:
             more = self._more
             for key in keys[:known]:
                 more[key] = more.get(key, 0) + 1
             if len(more) > self._max:
                 self._age()
-        self._ends[keys[-1]] = None
-        if len(self._ends) > self._max:
-            del self._ends[next(iter(self._ends))]
+        ends[keys[-1]] = None
+        if len(ends) > self._max:
+            del ends[next(iter(ends))]
 
     def popularity(self, keys: Sequence[BlockKey]) -> Popularity:
         """Of a prompt's granules. Pure."""

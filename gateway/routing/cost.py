@@ -73,8 +73,10 @@ class CostModel:
     def compute_s(self, query: Query, candidate: Candidate) -> float:
         """Seconds of loading and prefill that the request adds to a worker."""
         total = query.prompt_tokens or len(query.keys) * GRANULE
-        uncached = max(0, total - candidate.matched_tokens)
-        prefill = self.prefill_s(uncached, total, candidate.worker.prefill_s_per_token)
+        uncached = total - candidate.matched_tokens
+        uncached = max(uncached, 0)
+        pace = candidate.worker.prefill_s_per_token
+        prefill = pace * uncached * (1.0 + self.quadratic * (total - uncached / 2))
         return candidate.load_s + prefill if candidate.host_tokens else prefill
 
     def promised_s(self, query: Query, candidate: Candidate) -> float:
@@ -102,17 +104,6 @@ class CostModel:
             return self.most
         return min(self.most, self.least + self.kappa * worker.pool_busy / idle)
 
-    @staticmethod
-    def behind_s(candidate: Candidate, own: float) -> float:
-        """Seconds for which those who arrive behind the request, which takes ``own`` seconds, wait
-        for it, all together."""
-        worker = candidate.worker
-        offered = worker.offered
-        if not offered.bound_per_s:
-            return 0.0
-        waiting = offered.bound_per_s * own * (worker.booked_prefill_s + own / 2)
-        return waiting / (1.0 - offered.bound_busy)
-
     def own_s(self, query: Query, candidate: Candidate) -> float:
         """The request's own time to first token on an idle worker."""
         return candidate.worker.overhead_s + self.compute_s(query, candidate)
@@ -128,31 +119,45 @@ class CostModel:
         rate = worker.release_tokens_per_s or worker.kv_tokens_total / _TURNOVER_S
         return short / max(rate, worker.kv_tokens_total / _SLOWEST_TURNOVER_S)
 
-    def decode_s(self, candidate: Candidate) -> float:
-        """What those who decode there already cost a newcomer, and it them."""
-        worker = candidate.worker
-        return (worker.tpot_s or self.unknown_tpot_s) * worker.requests / self.knee
-
     def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
-        """The named terms but ``failure``, which needs the other candidates."""
-        worker = candidate.worker
-        compute = lost = self.compute_s(query, candidate)
+        """The terms that need no other candidate, as the module's text defines them, in the order
+        in which they are added up. One pass without helpers: it runs for each worker of each
+        request."""
+        worker, matched = candidate.worker, candidate.matched_tokens
+        wait, offered = worker.booked_prefill_s, worker.offered
+        # Its own prefill, and what of it is lost.
+        total = query.prompt_tokens or len(query.keys) * GRANULE
+        uncached = total - matched if matched < total else 0
+        compute = worker.prefill_s_per_token * uncached
+        compute *= 1.0 + self.quadratic * (total - uncached / 2)
+        if candidate.host_tokens:
+            compute = candidate.load_s + compute
+        lost = compute
         if candidate.shared_tokens:
             lost = self._lost_s(query, candidate, compute)
+        # Those who arrive behind it.
+        behind = 0.0
+        if offered.bound_per_s:
+            behind = offered.bound_per_s * compute * (wait + compute / 2)
+            behind /= 1.0 - offered.bound_busy
+        token_s = worker.tpot_s or self.unknown_tpot_s
         return {
-            "wait": worker.booked_prefill_s,
+            "wait": wait,
             "own": worker.overhead_s + lost,
             "others": self.externality(worker) * lost,
-            "behind": self.behind_s(candidate, compute),
-            "home": self.later * worker.offered.mean_wait_s,
+            "behind": behind,
+            "home": self.later * offered.mean_wait_s,
             "memory": self.memory_s(candidate) if worker.kv_tokens_total else 0.0,
-            "decode": self.decode_s(candidate),
+            "decode": token_s * (worker.inflight + worker.foreign) / self.knee,
         }
 
     def expected_ttft_s(self, query: Query, candidate: Candidate) -> float:
         """Time to first token if it is sent there now, whatever the policy."""
-        wait = candidate.worker.booked_prefill_s
-        return wait + self.own_s(query, candidate) + self.memory_s(candidate)
+        worker = candidate.worker
+        own = worker.overhead_s + self.compute_s(query, candidate)
+        if not worker.kv_tokens_total:
+            return worker.booked_prefill_s + own
+        return worker.booked_prefill_s + own + self.memory_s(candidate)
 
 
 class CostPolicy:
@@ -165,30 +170,37 @@ class CostPolicy:
 
     def rank(self, query: Query, candidates: Sequence[Candidate], rng: Random) -> list[Scored]:
         """All candidates by cost in seconds, with its terms."""
-        paying = paid_back(candidates, lambda item: self._model.promised_s(query, item))
-        terms = [self._model.terms(query, candidate) for candidate in paying]
+        terms_of, workers = self._model.terms, [item.worker for item in candidates]
+        terms = [terms_of(query, candidate) for candidate in self._paying(query, candidates)]
         costs = [sum(parts.values()) for parts in terms]
-        if any(candidate.worker.failure_rate for candidate in candidates):
+        # Most of the time no worker fails or is new, and no place is wanting.
+        unusual = [at for at, worker in enumerate(workers) if worker.failure_rate or worker.fresh]
+        if unusual:
             self._add_failure(candidates, terms, costs)
-        for at, place_s in enumerate(place_waits(candidates)):
-            longer = place_s - candidates[at].worker.booked_prefill_s
-            if longer > 0.0:
-                terms[at]["place"] = longer
-                costs[at] += longer
-        held = held_back(candidates)
-        dearest = max(costs, default=0.0)
-        for at in held:
-            terms[at]["fresh"] = dearest
-            costs[at] += dearest
-        scored = [
-            Scored(candidate, cost, parts)
-            for candidate, cost, parts in zip(candidates, costs, terms, strict=True)
-        ]
-        return explored(query, in_order(query, scored))
+        if any(places := place_waits(workers)):
+            for at, place_s in enumerate(places):
+                longer = place_s - workers[at].booked_prefill_s
+                if longer > 0.0:
+                    terms[at]["place"] = longer
+                    costs[at] += longer
+        if unusual:
+            dearest = max(costs)
+            for at in held_back(candidates):
+                terms[at]["fresh"] = dearest
+                costs[at] += dearest
+        return explored(query, in_order(query, list(map(Scored, candidates, costs, terms))))
+
+    def _paying(self, query: Query, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        for item in candidates:
+            if item.shared_tokens:
+                return paid_back(candidates, lambda item: self._model.promised_s(query, item))
+        return candidates
 
     def _add_failure(
         self, candidates: Sequence[Candidate], terms: list[dict[str, float]], costs: list[float]
     ) -> None:
+        if not any(candidate.worker.failure_rate for candidate in candidates):
+            return
         base = list(costs)
         for at, candidate in enumerate(candidates):
             others = base[:at] + base[at + 1 :]

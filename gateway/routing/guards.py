@@ -70,9 +70,11 @@ def explored(query: Query, scored: list[Scored]) -> list[Scored]:
     What workers without events hold is learned from what is sent there. A wrong entry of a worker
     that is never chosen would stand for ever. Which requests explore follows from their id. Pure.
     """
-    if not scored or not _believed(scored[0]) or not _drawn(query):
+    best = scored[0] if scored else None
+    if best is None or not best.candidate.matched_tokens:
         return scored
-    best = scored[0]
+    if not _believed(best) or not _drawn(query):
+        return scored
     second = next((at for at, item in enumerate(scored) if at and _believed(item)), 0)
     if not second or scored[second].cost > _CLOSE * best.cost:
         return scored

@@ -35,7 +35,7 @@ class Outputs:
             self._tenants.move_to_end((pool, tenant))
             if len(self._tenants) > self._most:
                 self._tenants.popitem(last=False)
-        mean = self.usual(pool)
+        mean = self._pools.get(pool, _FIRST)
         self._pools[pool] = mean + _POOL_WEIGHT * (tokens - mean)
 
     def keep(self, pools: Collection[str]) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.routing.base import Candidate
+from gateway.routing.base import WorkerView
 
 FEWEST = 4
 """Assumed of every worker from the start."""
@@ -33,17 +33,18 @@ _WEIGHT = 0.05
 """Of the newest sample, once there are many."""
 
 
-def place_waits(candidates: Sequence[Candidate]) -> list[float]:
-    """Of each candidate, the seconds until it has a place for one more. Pure."""
-    workers = [item.worker for item in candidates]
+def place_waits(workers: Sequence[WorkerView]) -> list[float]:
+    """Of each worker, the seconds until it has a place for one more. Pure."""
     requests = [worker.inflight + worker.foreign - worker.decoding for worker in workers]
-    if max(requests, default=0) < FEWEST:
+    most = max(requests, default=0)
+    if most < FEWEST or most + 1 <= (ample := _UNEVEN * min(requests) + _FEW):
         return [0.0] * len(requests)
-    ample = _UNEVEN * min(requests) + _FEW
-    return [
-        worker.service_s * max(0.0, count + 1 - max(ample, worker.at_once)) / worker.at_once
-        for worker, count in zip(workers, requests, strict=True)
-    ]
+    waits = []
+    for worker, count in zip(workers, requests, strict=True):
+        places = worker.at_once
+        beyond = count + 1 - (max(ample, places))
+        waits.append(worker.service_s * beyond / places if beyond > 0.0 else 0.0)
+    return waits
 
 
 @dataclass(slots=True)
@@ -68,6 +69,8 @@ class ServiceTimes:
 
     def served_at_once(self, pool: str, requests: int) -> None:
         """A worker was seen to serve so many side by side."""
+        if requests <= FEWEST:  # as every worker is assumed to do
+            return
         known = self._of(pool)
         known.at_once = max(known.at_once, requests)
 
@@ -76,6 +79,11 @@ class ServiceTimes:
         if known is None:
             known = self._pools[pool] = _Pool()
         return known
+
+    def figures(self, pool: str) -> tuple[int, float]:
+        """:meth:`at_once` and :meth:`seconds`. Pure."""
+        known = self._pools.get(pool)
+        return (FEWEST, 0.0) if known is None else (known.at_once, known.mean_s)
 
     def at_once(self, pool: str) -> int:
         """The most that a worker of the pool was seen to serve. Pure."""

@@ -43,7 +43,7 @@ class _Flow:
     square_s: float = 0.0
 
     def add(self, work_s: float, bound: float, now: float) -> None:
-        faded = self._faded(now)
+        faded = exp(-max(0.0, now - self.at) / self.memory_s)
         self.bound = self.bound * faded + bound
         self.bound_work_s = self.bound_work_s * faded + bound * work_s
         self.work_s = self.work_s * faded + work_s
@@ -52,10 +52,7 @@ class _Flow:
 
     def weight(self, now: float) -> float:
         """What makes a sum a mean per second."""
-        return self._faded(now) / self.memory_s
-
-    def _faded(self, now: float) -> float:
-        return exp(-max(0.0, now - self.at) / self.memory_s)
+        return exp(-max(0.0, now - self.at) / self.memory_s) / self.memory_s
 
 
 NOTHING = Offered()
@@ -95,10 +92,11 @@ class Pressure:
         known = self._workers.get(worker)
         if known is None:
             return NOTHING
-        weight = known.weight(now)
-        busy = min(_BUSIEST, known.work_s * weight)
+        weight = exp(-max(0.0, now - known.at) / _WORKER_MEMORY_S) / _WORKER_MEMORY_S
+        busy, bound_busy = known.work_s * weight, known.bound_work_s * weight
+        busy = min(busy, _BUSIEST)
+        bound_busy = min(bound_busy, _BUSIEST)
         mean_wait_s = known.square_s * weight / (2.0 * (1.0 - busy))
-        bound_busy = min(_BUSIEST, known.bound_work_s * weight)
         return Offered(known.bound * weight, bound_busy, mean_wait_s)
 
     def welcome(self, worker: WorkerId, others: Sequence[WorkerId], now: float) -> None:

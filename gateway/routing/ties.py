@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import xxhash
 
@@ -33,11 +34,20 @@ class TieBreak:
 
 def in_order(query: Query, scored: Sequence[Scored], digits: int = 4) -> list[Scored]:
     """By cost rounded to ``digits`` decimals (0.1 ms: less is noise), then by the tie-break."""
-    costs = [round(item.cost, digits) for item in scored]
-    if len(set(costs)) == len(costs):
-        ranks = sorted(zip(costs, range(len(costs)), strict=True))
-        return [scored[at] for _, at in ranks]
+    size = len(scored)
+    if size < 2:
+        return list(scored)
+    costs = [item.cost for item in scored]
+    if costs.count(costs[0]) < size:
+        ranked, below, far = sorted(zip(costs, range(size), strict=True)), -inf, 2 * 10.0**-digits
+        for cost, _ in ranked:
+            if not cost - below > far:
+                break
+            below = cost
+        else:  # so far apart that rounding makes none of them equal
+            return [scored[at] for _, at in ranked]
+        costs = [round(cost, digits) for cost in costs]
     tie_break = TieBreak(query)
     places = [tie_break(item.candidate.worker) for item in scored]
-    order = sorted(zip(costs, places, range(len(costs)), strict=True))
+    order = sorted(zip(costs, places, range(size), strict=True))
     return [scored[at] for _, _, at in order]

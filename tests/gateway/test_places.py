@@ -8,7 +8,6 @@ import pytest
 from policykit import view
 from routerkit import Rig, ok
 
-from gateway.routing.base import Candidate
 from gateway.routing.places import FEWEST, ServiceTimes, place_waits
 from shared.load import WorkerLoad
 from shared.types import WorkerId
@@ -18,9 +17,7 @@ def waits(
     *inflight: int, service_s: float = 1.0, at_once: int = FEWEST, decoding: int = 0
 ) -> list[float]:
     fields = {"service_s": service_s, "at_once": at_once, "decoding": decoding}
-    return place_waits(
-        [Candidate(view(f"w{n}", inflight=n_, **fields), 0) for n, n_ in enumerate(inflight)]
-    )
+    return place_waits([view(f"w{n}", inflight=n_, **fields) for n, n_ in enumerate(inflight)])
 
 
 def test_nobody_waits_where_all_have_about_as_many() -> None:
