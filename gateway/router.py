@@ -325,7 +325,9 @@ class Router:
             pool += [m for m in serving if m.state(now) is WorkerState.EJECTED]
             members = [member for member in pool if member.id not in exclude]
         if not members:
-            return self._reject(query, bool(pool), bool(serving))
+            # A model that nobody named yet may come with the first worker.
+            known = bool(serving) or not self._fleet.models()
+            return self._reject(query, bool(pool), known)
         begun = self._timer()
         held = self._knowledge.look_up(query, serving, exclude, now)
         lookup_s = self._timer() - begun

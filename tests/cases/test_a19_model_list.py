@@ -182,5 +182,18 @@ async def test_no_workers_at_all(serve) -> None:
     served = await serve(wait=False)
     assert await listed(served.url) == []
     check_error(await ask(served.url, "/v1/models/m"), 404)
-    for model in [{"model": "m"}, *NO_NAME, *NO_STRING]:
-        check_error(await ask(served.url, CHAT, text_for(CHAT, model)), 400, 404, 503)
+    for model in [*NO_NAME, *NO_STRING]:
+        check_error(await ask(served.url, CHAT, text_for(CHAT, model)), 400)
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_before_any_worker_has_answered_no_model_is_unknown(stub, serve, dead) -> None:
+    """Which models there are nobody knows yet: clients are to come again, not to give up."""
+    workers = [await stub() for _ in range(dead)]
+    for worker in workers:
+        await worker.stop()
+    served = await serve(*workers, wait=False)
+    for path in (CHAT, COMPLETIONS, "/v1/embeddings", "/v1/responses", "/tokenize"):
+        reply = await ask(served.url, path, text_for(path, {"model": "m"}))
+        check_error(reply, 503)
+        assert int(reply.header("retry-after")) >= 1

@@ -198,7 +198,10 @@ def test_a_very_late_first_token_is_a_failure_a_short_deadline_is_not() -> None:
 
 def test_refusals_say_why() -> None:
     empty = Rig(workers=0)
-    unknown = empty.reject(empty.query(empty.prompt(1)))
+    nobody = empty.reject(empty.query(empty.prompt(1)))
+    assert (type(nobody.error), nobody.reason) == (NoCapacity, "no_worker")
+    some = Rig(workers=1)
+    unknown = some.reject(some.query(some.prompt(1), model="other"))
     assert (type(unknown.error), unknown.reason) == (ModelNotFound, "model_not_found")
     assert empty.router.ready() == (False, ["no worker has joined"])
     rig = Rig(workers=1)
