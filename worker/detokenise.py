@@ -7,8 +7,8 @@ depend on how the tokens were grouped, so streamed and unstreamed answers are eq
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -68,8 +68,7 @@ class Detokenizer:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text to give out, and the stop string that ended the answer right after it."""
 
     text: str

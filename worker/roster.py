@@ -108,8 +108,10 @@ class Roster:
     def make_way(self) -> None:
         """Start the first in the queue at the cost of less urgent running sequences, if there is no
         other way. Call while nobody is in the plan, so that nobody's work is lost."""
+        if not self.waiting:
+            return
         worst = max(self.running.values(), key=rank_of, default=None)
-        if not self.waiting or worst is None or worst.priority <= self.waiting[0].priority:
+        if worst is None or worst.priority <= self.waiting[0].priority:
             return
         siblings = Siblings(self.blocks, self.running.values())
         able = (seq for seq in self.waiting if not self.held_back(seq, siblings))

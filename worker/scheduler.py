@@ -113,8 +113,9 @@ class Scheduler:
         self.roster.make_way()
         self._plan_decodes(self._decode_share(), chunks)
         self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
-        # What a reserve for prefills did not use goes to decodes after all.
-        self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
+        if len(chunks) < len(self.roster.running):
+            # What a reserve for prefills did not use goes to decodes after all.
+            self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
         return StepPlan(tuple(chunks), self.pool.host.drain_copies()) if chunks else None
 
     def host_pays(self) -> bool:
@@ -135,7 +136,8 @@ class Scheduler:
                 outs.append(self._spoilt(seq, result.failed[seq.id]))
                 continue
             seq.computed += len(chunk.tokens)
-            seq.scores += result.prompt_logprobs.get(seq.id, ())
+            if chunk.targets:
+                seq.scores += result.prompt_logprobs[seq.id]
             self.roster.blocks.seal(seq)
             self._count(seq, chunk)
             if chunk.sample:
@@ -181,8 +183,9 @@ class Scheduler:
     def _decode_share(self) -> int:
         """Decodes that may enter before prefills. With more decodes than budget, prefills get a
         quarter of it, or every second step when it is a single token: neither starves."""
-        prefills = bool(self.roster.waiting) or any(True for _ in self.roster.prefills())
-        if not prefills or len(self.roster.running) < self._budget:
+        if len(self.roster.running) < self._budget:
+            return self._budget
+        if not self.roster.waiting and not any(True for _ in self.roster.prefills()):
             return self._budget
         if self._budget == 1:
             return self._step % 2
@@ -194,7 +197,7 @@ class Scheduler:
         ready = [
             seq
             for seq in self.roster.running.values()
-            if not seq.prefilling and seq.last_step != self._step
+            if seq.last_step != self._step and not seq.prefilling
         ]
         if len(ready) > limit:
             ready.sort(key=lambda seq: (seq.last_step, seq.rank))
@@ -212,7 +215,7 @@ class Scheduler:
                 seq_id=seq.id,
                 start=start,
                 tokens=tuple(seq.tokens[start:end]),
-                blocks=tuple(seq.blocks[: self.roster.blocks.needed(end)]),
+                blocks=self.roster.blocks.table(seq, end),
                 sample=end == len(seq.tokens),
                 params=seq.params,
                 context=tuple(seq.tokens) if seq.params.penalised else (),

@@ -40,6 +40,14 @@ class SequenceBlocks:
         """Blocks that hold so many tokens."""
         return -(-n_tokens // self._size)
 
+    def table(self, seq: Sequence, n_tokens: int) -> tuple[int, ...]:
+        """The blocks of its first tokens. They change once a block, not once a step."""
+        table = seq.table
+        if table is None:
+            table = seq.table = tuple(seq.blocks)
+        count = self.needed(n_tokens)
+        return table if count >= len(table) else table[:count]
+
     def match(self, seq: Sequence) -> tuple[list[int], list[int]]:
         """Reusable blocks that are in the cache now, and the host slots that continue them. Valid
         until the pool changes."""
@@ -75,7 +83,7 @@ class SequenceBlocks:
         blocks = self.pool.allocate(fresh - len(slots), after=held[-1] if held else None)
         if loaded is None or blocks is None:
             raise AssertionError(f"{fresh} blocks are not there although they were counted")
-        seq.blocks = held + blocks
+        seq.blocks, seq.table = held + blocks, None
         seq.computed = len(held) * self._size
         seq.sealed = len(held)
         seq.loaded = len(loaded) * self._size
@@ -90,6 +98,7 @@ class SequenceBlocks:
             if fresh is None:
                 return False
             seq.blocks.extend(fresh)
+            seq.table = None
         return True
 
     def seal(self, seq: Sequence) -> None:
@@ -100,6 +109,7 @@ class SequenceBlocks:
             return
         chain = self._chains[seq.id]
         units = chain.units(seq.tokens)
+        seq.table = None
         for index in range(seq.sealed, full):
             parent = seq.blocks[index - 1] if index else None
             seq.blocks[index] = self.pool.seal(
@@ -117,7 +127,7 @@ class SequenceBlocks:
     def give_back(self, seq: Sequence) -> None:
         """Release its blocks; sealed ones stay reusable."""
         self.pool.release(seq.blocks)
-        seq.blocks = []
+        seq.blocks, seq.table = [], None
         seq.computed = seq.sealed = seq.proven = 0
 
     def check(self, running: list[Sequence], waiting: list[Sequence]) -> None:
@@ -129,6 +139,8 @@ class SequenceBlocks:
                 raise AssertionError(f"{seq.id} has too few blocks")
             if seq.sealed != seq.computed // self._size:
                 raise AssertionError(f"{seq.id} has unsealed full blocks")
+            if seq.table is not None and list(seq.table) != seq.blocks:
+                raise AssertionError(f"{seq.id} has an old table")
             for block in seq.blocks:
                 holders[block] += 1
         if holders != [self.pool.refs(block) for block in range(self.pool.n_blocks)]:

@@ -70,6 +70,13 @@ class SamplingParams:
     """If not empty, no other token is chosen."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Runs of tokens that never become complete within the answer."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """Whether the most probable token is taken as it is, and nothing else is asked about it."""
+
+    def __post_init__(self) -> None:
+        plain = self.greedy and self.min_tokens <= 0 and self.logprobs is None
+        plain = plain and not (self.penalised or self.logit_bias or self.allowed_token_ids)
+        object.__setattr__(self, "plain", plain)
 
     @property
     def greedy(self) -> bool:
@@ -186,6 +193,8 @@ class Sequence:
     loaded: int = 0
     """Tokens whose KV came from host memory when it was last admitted."""
     blocks: list[int] = field(default_factory=list)
+    table: tuple[int, ...] | None = None
+    """``blocks`` as a value, which steps share; None after a change."""
     sealed: int = 0
     proven: int = 0
     """Leading tokens whose KV a good sample has read: at least these are not spoilt."""

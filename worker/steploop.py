@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import msgspec
 import structlog
 
 from shared.errors import ApiError, NoCapacity
@@ -27,8 +26,14 @@ from worker.sequence import FinishReason, Sequence, TokenLogprob
 REFRESH_S = 0.02
 """Load and stats are renewed this often while steps run, and when requests come or go."""
 
+DECODING_REFRESH_S = 0.1
+"""The same after steps of decodes alone, which change little."""
+
 LATELY = 200
 """Steps."""
+SHRINKS = 0.5 ** (1 / LATELY)
+
+NOTHING = Piece("")
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +79,9 @@ class StepLoop(Generic[Target]):
         self._refreshed_at = clock()
         self._stale = False
         """Requests came or went since the last refresh."""
-        self._totals = EngineStats()
+        self._step_counts: dict[str, int] = {}
+        self._step_seconds: dict[str, float] = {}
+        self._batch_tokens = 0
         # Read by other threads; each is replaced as a whole, never changed in place.
         self.accepted = 0
         self.event_batches = 0
@@ -141,14 +148,15 @@ class StepLoop(Generic[Target]):
             self.publish()
             self.refresh()
             return False
-        self.refresh_if_due()
-        self.step_started = self._clock()
-        for out in self._compute(plan):
+        kind = plan.kind
+        every = DECODING_REFRESH_S if kind == "decode" else REFRESH_S
+        self.refresh_if_due(every)
+        started = self.step_started = self._clock()
+        for out in self._compute(plan, kind):
             self._extend(out)
-        took = self._clock() - self.step_started
-        self.longest_s = max(took, self.longest_s * 0.5 ** (1 / LATELY))
+        self.longest_s = max(self._clock() - started, self.longest_s * SHRINKS)
         self.step_started = None
-        self.refresh_if_due()
+        self.refresh_if_due(every)
         self.publish()
         return True
 
@@ -162,9 +170,9 @@ class StepLoop(Generic[Target]):
             outgoing, self._outgoing = self._outgoing, []
             self._send(outgoing)
 
-    def refresh_if_due(self) -> None:
+    def refresh_if_due(self, every_s: float = REFRESH_S) -> None:
         """Renew ``load`` and ``stats`` if requests came or went, or the last time is long ago."""
-        if self._stale or self._clock() - self._refreshed_at >= REFRESH_S:
+        if self._stale or self._clock() - self._refreshed_at >= every_s:
             self.refresh()
 
     def refresh(self) -> None:
@@ -174,8 +182,10 @@ class StepLoop(Generic[Target]):
         self.load = self.scheduler.load()
         counters = self.scheduler.counters
         pool = self.scheduler.pool
-        self.stats = msgspec.structs.replace(
-            self._totals,
+        self.stats = EngineStats(
+            steps=dict(self._step_counts),
+            step_seconds=dict(self._step_seconds),
+            batch_tokens=self._batch_tokens,
             running=self.load.running,
             waiting=self.load.waiting,
             blocks_used=pool.n_used,
@@ -205,7 +215,7 @@ class StepLoop(Generic[Target]):
         self.publish()
         self.refresh()
 
-    def _compute(self, plan: StepPlan) -> list[TokenOut]:
+    def _compute(self, plan: StepPlan, kind: str) -> list[TokenOut]:
         """Run and commit. A failed step ends its sequences; the engine goes on."""
         try:
             result = self.runner.run(plan)
@@ -214,18 +224,14 @@ class StepLoop(Generic[Target]):
             self.failed_steps += 1
             return self.scheduler.fail(plan)
         self.failed_steps = 0
-        self._count(StepRecord(plan.kind, result.seconds, plan.n_tokens, len(plan.chunks)))
+        self._count(StepRecord(kind, result.seconds, plan.n_tokens, len(plan.chunks)))
         return self.scheduler.commit(plan, result)
 
     def _count(self, record: StepRecord) -> None:
-        totals = self._totals
-        steps = dict(totals.steps)
-        seconds = dict(totals.step_seconds)
-        steps[record.kind] = steps.get(record.kind, 0) + 1
-        seconds[record.kind] = seconds.get(record.kind, 0.0) + record.seconds
-        self._totals = msgspec.structs.replace(
-            totals, steps=steps, step_seconds=seconds, batch_tokens=record.tokens
-        )
+        kind, seconds = record.kind, record.seconds
+        self._step_counts[kind] = self._step_counts.get(kind, 0) + 1
+        self._step_seconds[kind] = self._step_seconds.get(kind, 0.0) + seconds
+        self._batch_tokens = record.tokens
         if self._on_step is not None:
             self._on_step(record)
 
@@ -234,7 +240,7 @@ class StepLoop(Generic[Target]):
         answer = self._answers[out.seq.id]
         finish = out.finish
         reason: int | str | None = out.stop_token
-        piece = Piece("")
+        piece = NOTHING
         if out.token is not None and (out.stop_token is None or out.seq.params.include_stop):
             piece = answer.text.push(out.token, out.seq.output_len)
         if piece.stop is None and finish is not None:

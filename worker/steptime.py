@@ -23,6 +23,9 @@ attends to, a prefill token, a token that a prefill token attends to."""
 KEEP = 0.97
 """Weight of a step when the next one of its kind is known."""
 
+HEAVY = 1e6
+"""Weights are made small again before they grow beyond it."""
+
 TRUST_IN_GUESS = 0.05
 """Weight of the guess, in steps."""
 
@@ -64,6 +67,8 @@ class _Evidence:
     """Sums over steps of one kind that least squares need; older steps count less."""
 
     def __init__(self) -> None:
+        self._newest = 1.0
+        """Weight of the next step in the sums: it grows, where that of all others would shrink."""
         self.weight = 0.0
         self.scale = 0.0
         """Sum of seconds per guessed token."""
@@ -71,14 +76,26 @@ class _Evidence:
         self.moment = [0.0] * len(GUESS)
 
     def add(self, features: tuple[float, ...], seconds: float) -> None:
-        self.weight = KEEP * self.weight + 1.0
-        self.scale = KEEP * self.scale + seconds / sum(features)
-        relative = [each / seconds for each in features]
-        for i, one in enumerate(relative):
-            self.moment[i] = KEEP * self.moment[i] + one
+        newest = self._newest = self._newest / KEEP
+        self.weight += newest
+        self.scale += newest * seconds / sum(features)
+        relative = [(i, each / seconds) for i, each in enumerate(features) if each]
+        for i, one in relative:
+            weighted = newest * one
+            self.moment[i] += weighted
             row = self.gram[i]
-            for j, other in enumerate(relative):
-                row[j] = KEEP * row[j] + one * other
+            for j, other in relative:
+                row[j] += weighted * other
+        if newest > HEAVY:
+            self.settle()
+
+    def settle(self) -> None:
+        """Give the newest step a weight of 1."""
+        unit, self._newest = 1.0 / self._newest, 1.0
+        self.weight *= unit
+        self.scale *= unit
+        self.moment = [each * unit for each in self.moment]
+        self.gram = [[each * unit for each in row] for row in self.gram]
 
 
 class StepTime:
@@ -122,6 +139,8 @@ class StepTime:
     def _fit(self) -> None:
         """Least squares with a pull towards the guess; costs that come out negative are 0."""
         one, two = self._decoding, self._prefilling
+        one.settle()
+        two.settle()
         scale = (one.scale + two.scale) / (one.weight + two.weight)
         places = range(len(GUESS))
         pull = TRUST_IN_GUESS / (scale * scale)

@@ -68,6 +68,8 @@ def attend_rows(
     """
     if batch.decodes is not None:
         batch.decodes.attend(query, layer, out, scale)
+        if len(batch.decodes) == len(batch.spans):
+            return
     for span in batch.spans:
         if span.slots is None:
             continue

@@ -52,11 +52,15 @@ class Decodes:
         self, kernels: CpuKernels, rows: list[int], chunks: list[Chunk], block_size: int
     ) -> None:
         together = rows[-1] - rows[0] == len(rows) - 1
+        self._count = len(rows)
         self._rows = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
         self._kernels = kernels
         self._tables = [(chunk.blocks, chunk.start + 1) for chunk in chunks]
         self._block_size = block_size
         self._runs: dict[int | None, Runs] = {}
+
+    def __len__(self) -> int:
+        return self._count
 
     def store(self, layer: LayerKv, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """KV of a whole step, which this kernel also writes faster than torch."""
@@ -129,6 +133,9 @@ class Layout:
 def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
     """Lay ``plan`` out for one forward. Raises ``ValueError`` if a chunk lacks blocks."""
     kernels = layout.cpu_kernels
+    single = all(len(chunk.tokens) == 1 for chunk in plan.chunks)
+    if single and kernels is not None and layout.kernel is None:
+        return _singles(plan.chunks, pool, kernels)
     ids: list[int] = []
     positions: list[int] = []
     writes: list[slice | Tensor | int] = []
@@ -166,6 +173,30 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
         kernel=None
         if layout.kernel is None
         else layout.kernel.prepare(chunked(plan, pool), pool, device),
+    )
+
+
+def _singles(chunks: tuple[Chunk, ...], pool: KvPool, kernels: CpuKernels) -> StepBatch:
+    """The layout of a step in which every chunk is one token."""
+    starts = [chunk.start for chunk in chunks]
+    numbers = torch.tensor(
+        [
+            [chunk.tokens[0] for chunk in chunks],
+            starts,
+            [pool.slot_of(chunk.blocks, chunk.start) for chunk in chunks],
+        ]
+    )
+    rows = list(range(len(chunks)))
+    sampled = [row for row, chunk in zip(rows, chunks, strict=True) if chunk.sample]
+    return StepBatch(
+        ids=numbers[0:1],
+        positions=numbers[1:2],
+        write_slots=numbers[2],
+        spans=tuple([Span(row, 1, start, None) for row, start in zip(rows, starts, strict=True)]),
+        decodes=Decodes(kernels, rows, list(chunks), pool.block_size),
+        sampled_rows=torch.tensor(sampled, dtype=torch.int64),
+        pool=pool,
+        kernel=None,
     )
 
 

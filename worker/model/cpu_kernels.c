@@ -6,16 +6,33 @@
  */
 #include "cpu_vec.h"
 
-/* A tile is ROWS rows of VECS vectors of 16 sums, which fill three quarters of the registers. */
-#ifdef __AVX512F__
+/* A register of floats, and a tile: ROWS rows of VECS registers of sums, which with the weights and
+ * a factor fill most of the registers. Vectors wider than a register would lie in memory. */
+#if defined(__AVX512F__)
+#define WIDTH 16
 #define VECS 3
 #define ROWS 8
-#else /* a vector takes two registers or more, and there are fewer of them */
-#define VECS 1
+#elif defined(__AVX__)
+#define WIDTH 8
+#define VECS 2
+#define ROWS 6
+#else
+#define WIDTH 4
+#define VECS 2
 #define ROWS 6
 #endif
-#define PANEL (16 * VECS)
+#define PANEL (WIDTH * VECS)
+#define UNROLLED _Pragma("GCC unroll 8")
 #define L2_FLOATS 98304 /* of x that stay in the second cache level beside a panel */
+
+typedef float reg __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ireg __attribute__((vector_size(4 * WIDTH)));
+
+INLINE reg load_reg(const float *from) {
+    reg v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
 
 /* Outputs of a panel. */
 int64_t headwater_panel(void) { return PANEL; }
@@ -32,21 +49,21 @@ void headwater_pack(const float *w, float *packed, int64_t outputs, int64_t inpu
 
 INLINE void multiply(const float *x, int64_t x_stride, const float *w, const float *bias, float *out,
                      int64_t out_stride, int64_t inputs, int64_t width, const int rows) {
-    vec sum[ROWS][VECS];
-    for (int m = 0; m < rows; m++)
-        for (int i = 0; i < VECS; i++) sum[m][i] = (vec){};
+    reg sum[ROWS][VECS];
+    UNROLLED for (int m = 0; m < rows; m++)
+        UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] = (reg){};
     for (int64_t k = 0; k < inputs; k++) {
-        vec weight[VECS];
-        for (int i = 0; i < VECS; i++) weight[i] = load(w + k * PANEL + 16 * i);
-        for (int m = 0; m < rows; m++) {
+        reg weight[VECS];
+        UNROLLED for (int i = 0; i < VECS; i++) weight[i] = load_reg(w + k * PANEL + WIDTH * i);
+        UNROLLED for (int m = 0; m < rows; m++) {
             const float factor = x[m * x_stride + k];
-            for (int i = 0; i < VECS; i++) sum[m][i] += factor * weight[i];
+            UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] += factor * weight[i];
         }
     }
-    for (int m = 0; m < rows; m++) {
+    UNROLLED for (int m = 0; m < rows; m++) {
         float *to = out + m * out_stride;
         if (width == PANEL && !bias) {
-            for (int i = 0; i < VECS; i++) store(to + 16 * i, sum[m][i]);
+            memcpy(to, sum[m], sizeof sum[m]);
             continue;
         }
         float made[PANEL];
@@ -114,7 +131,7 @@ void headwater_norm(const float *x, int64_t x_stride, const float *weight, float
     for (int64_t r = 0; r < rows; r++, x += x_stride, out += size) {
         vec squares = (vec){};
         int64_t i = 0;
-        for (; i + 16 <= size; i += 16) squares += load(x + i) * load(x + i);
+        for (; i + LANES <= size; i += LANES) squares += load(x + i) * load(x + i);
         float sum = sum_of(squares);
         for (; i < size; i++) sum += x[i] * x[i];
         const float factor = 1.0f / sqrtf(sum / (float)size + eps);
@@ -143,16 +160,20 @@ void headwater_argmax(const float *x, int64_t x_stride, int64_t rows, int64_t si
         int strange = 0;
         for (int64_t start = 0; start < size; start += STRETCH) {
             const int64_t end = start + STRETCH < size ? start + STRETCH : size;
-            vec high = (vec){} - INFINITY;
-            ivec odd = (ivec){};
+            reg high = (reg){} - INFINITY;
+            ireg odd = (ireg){};
             int64_t i = start;
-            for (; i + LANES <= end; i += LANES) {
-                const vec v = load(x + i);
-                high = larger(v, high);
+            for (; i + WIDTH <= end; i += WIDTH) {
+                const reg v = load_reg(x + i);
+                const ireg above = v > high;
+                high = (reg)(((ireg)v & above) | ((ireg)high & ~above));
                 odd |= v != v;
             }
-            float here = largest_of(high)[0];
-            for (int lane = 0; lane < LANES; lane++) strange |= odd[lane];
+            float here = -INFINITY;
+            for (int lane = 0; lane < WIDTH; lane++) {
+                here = high[lane] > here ? high[lane] : here;
+                strange |= odd[lane];
+            }
             for (; i < end; i++) {
                 here = x[i] > here ? x[i] : here;
                 strange |= x[i] != x[i];

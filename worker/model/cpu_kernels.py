@@ -134,15 +134,14 @@ class CpuKernels:
         )
         return out
 
-    def largest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def largest(self, x: Tensor) -> tuple[list[float], list[int]]:
         """Largest value of each row ``[rows, size]``, float32, and the first place it has; NaN if
         any value of the row is."""
         rows = _rows(x)
-        best, where = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.int64)
-        self._argmax(
-            rows.data_ptr(), rows.stride(0), *rows.shape, best.data_ptr(), where.data_ptr()
-        )
-        return best, where
+        count, size = rows.shape
+        best, where = (ctypes.c_float * count)(), (ctypes.c_int64 * count)()
+        self._argmax(rows.data_ptr(), rows.stride(0), count, size, best, where)
+        return list(best), list(where)
 
     def store(self, layer: LayerKv, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """``layer.write`` for a few scattered slots ``[T]``, int64."""

@@ -38,7 +38,7 @@ class Sampled:
     """Why nothing was."""
 
 
-Largest = Callable[[Tensor], tuple[Tensor, Tensor]]
+Largest = Callable[[Tensor], tuple[list[float], list[int]]]
 
 
 class Sampler:
@@ -58,21 +58,23 @@ class Sampler:
         """Choose for ``logits`` ``[S, V]``, a row per chunk; one that is no number fails alone."""
         if not chunks:
             return Sampled({}, {}, {})
-        adjusted = self._adjust(logits, chunks)
-        best, picked = self._largest(adjusted)
-        highest = best.tolist()  # a float is compared faster than a tensor of one
+        plain = all(chunk.params.plain and chunk.guide is None for chunk in chunks)
+        adjusted = logits if plain else self._adjust(logits, chunks)
+        highest, tokens = self._largest(adjusted)
         good = [value < inf for value in highest]
         if adjusted is not logits:  # a mask may hide what is no number
             raw = logits.amax(-1).tolist()
             good = [fine and value < inf for fine, value in zip(good, raw, strict=True)]
         if not all(good):
             return self._without_failed(logits, chunks, good)
+        ids = [chunk.seq_id for chunk in chunks]
+        if plain:
+            return Sampled(dict(zip(ids, tokens, strict=True)), {}, {})
         random_rows = [row for row, chunk in enumerate(chunks) if not chunk.params.greedy]
         if random_rows:
             drawn = self._draw(adjusted[random_rows], [chunks[row] for row in random_rows])
-            picked[random_rows] = drawn
-        tokens = picked.tolist()
-        ids = [chunk.seq_id for chunk in chunks]
+            for row, token in zip(random_rows, drawn.tolist(), strict=True):
+                tokens[row] = token
         return Sampled(dict(zip(ids, tokens, strict=True)), _logprobs(logits, tokens, chunks), {})
 
     def _without_failed(
@@ -135,9 +137,9 @@ class Sampler:
         return rng.getrandbits(62)
 
 
-def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
     best, where = logits.max(-1)
-    return best, where
+    return best.tolist(), where.tolist()
 
 
 def _log_clocks(starts: Sequence[int], like: Tensor) -> Tensor:
