@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import exp, inf, log, sqrt
 
 from worker.runner import Chunk, StepPlan
 from worker.steptime import StepTime, Work
@@ -32,6 +32,25 @@ MEMORY = 256
 
 EXCUSED = 1
 """... of which so many may have been too low: less than one in a hundred."""
+
+SPREAD = 0.05
+"""Predictions are taken to be too low by so much now and then, before it is known (a standard
+deviation, relative)."""
+
+SPREAD_WEIGHT = 1 / 32
+"""Weight of the newest step, in how far off predictions are."""
+
+CERTAINTY = 3.5
+"""So many standard deviations above what is aimed at, a step should still keep the limit ..."""
+
+LEAST_SHARE = 0.75
+"""... but at least this share of the time budget is aimed at, whatever the spread."""
+
+MOST_SPREAD = 1.3
+"""A step that took longer than so many times its prediction counts as so many: the machine has
+changed then, which costs and drift follow, and says little about the spread."""
+
+TINY_S = 1e-9
 
 DRIFT_WEIGHT = 0.4
 """Weight of the newest step, in how much slower than predicted the machine is just now."""
@@ -100,6 +119,8 @@ class Pace:
         """Measured / predicted of the latest mixed steps ..."""
         self._sorted: list[float] = []
         """... and in order."""
+        self._variance = SPREAD**2
+        """Of the logarithm of measured / predicted, where it is above 0."""
         self._drift = 1.0
         """Measured / predicted, of the last few mixed steps."""
         self._decode_s = 0.0
@@ -124,6 +145,8 @@ class Pace:
         slower = self._slower
         beside = self._model.predict(Work.of(decodes)) * slower
         left = self._max_step_s * self._caution() - beside
+        if beside < self._max_step_s:
+            left = max(left, TINY_S)  # caution alone is no reason to give the step up as lost
         per_token, per_attended = self._model.prefill_costs
         return Allowance(tokens, left, (per_token * slower, per_attended * slower))
 
@@ -134,10 +157,12 @@ class Pace:
         return max(1.0, self._drift)
 
     def _caution(self) -> float:
-        """Share of the time budget to aim at: less than all if predictions are often too low."""
-        if len(self._sorted) <= EXCUSED:
-            return 1.0
-        return min(1.0, LIMIT / self._sorted[-1 - EXCUSED])
+        """Share of the time budget to aim at: less than all if predictions are often too low, as
+        they are by their spread from the first steps on, and by the worst ones seen later."""
+        share = max(LEAST_SHARE, LIMIT * exp(-CERTAINTY * sqrt(self._variance)))
+        if len(self._sorted) > EXCUSED:
+            share = min(share, LIMIT / self._sorted[-1 - EXCUSED])
+        return min(1.0, share)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn from a finished step that computed for so long."""
@@ -173,6 +198,8 @@ class Pace:
         self._mixed += 1
         if self._mixed <= WARM_UP:
             return
+        off = log(min(max(seconds / planned, 1.0), MOST_SPREAD))
+        self._variance += SPREAD_WEIGHT * (2 * off * off - self._variance)
         if len(self._misses) == MEMORY:
             del self._sorted[bisect_left(self._sorted, self._misses[0])]
         miss = seconds / planned

@@ -78,14 +78,17 @@ def test_a_machine_that_becomes_slower_and_faster_again() -> None:
         assert len(simulation.too_long(warm_up=40)) <= 0.01 * len(simulation.mixed)
 
 
-@pytest.mark.parametrize(("sway", "excused"), [(0.0, 0.0), (0.1, 0.005), (0.2, 0.02)])
+@pytest.mark.parametrize(
+    ("sway", "noise", "excused"),
+    [(0.0, 0.03, 0.0), (0.1, 0.03, 0.005), (0.2, 0.03, 0.02), (0.0, 0.1, 0.004)],
+)
 @pytest.mark.parametrize("max_step_ms", [100.0, 250.0])
 def test_neighbours_wait_no_longer_on_a_machine_that_others_use(
-    sway: float, excused: float, max_step_ms: float
+    sway: float, noise: float, excused: float, max_step_ms: float
 ) -> None:
     """As `bench/engine.py --only e`: four decodes and prompts of 2,048 tokens, where 16 tokens of
     a prompt may already take too long. All mixed steps count, the smallest ones too."""
-    machine = Machine(0.006, 0.005, 1.5e-6, 0.0036, 1e-6, pad_to=1)
+    machine = Machine(0.006, 0.005, 1.5e-6, 0.0036, 1e-6, pad_to=1, noise=noise)
     long, steps = 0, 0
     for seed in range(4):
         simulation, weather = Simulation(machine, max_step_ms, seed, budget=2048), Weather(sway)
