@@ -22,7 +22,7 @@ FLUSH_S = 0.05
 _MAX_LINES = 512
 
 
-class AccessLine(msgspec.Struct, omit_defaults=True, kw_only=True):
+class AccessLine(msgspec.Struct, omit_defaults=True):
     """What is told of a request. Times are seconds."""
 
     id: str

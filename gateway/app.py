@@ -162,12 +162,6 @@ class App:
         )
         client = WireClient(request, connection, [("x-request-id", own or request_id)])
         try:
-            await self._answered(request, inbound, client)
-        finally:
-            self._tell(inbound, client.status or CLIENT_CLOSED)
-
-    async def _answered(self, request: ServerRequest, inbound: Inbound, client: WireClient) -> None:
-        try:
             await self._dispatch(request, inbound, client)
         except ApiError as error:
             # An early answer may leave a body unread: the connection is of no use then.
@@ -181,6 +175,8 @@ class App:
                 client.abort()
             else:
                 await client.send(error_answer(InternalError("The gateway failed.")))
+        finally:
+            self._tell(inbound, client.status or CLIENT_CLOSED)
 
     async def _dispatch(self, request: ServerRequest, inbound: Inbound, client: WireClient) -> None:
         route, method = inbound.route, request.method
@@ -199,7 +195,8 @@ class App:
             check_json(request.headers)
             request.memo[_IS_JSON] = True
         inbound.body = await request.body(self._max_body)
-        self._refuse_if_draining()
+        if self.draining:  # since it came in
+            self._refuse_if_draining()
         # What is being served; a body that is still coming in (slowly) holds up no shutdown.
         self.busy += 1
         self.idle.clear()
@@ -273,20 +270,26 @@ class App:
         self._metrics.request(inbound.route, inbound.model, status)
         if inbound.route in OPEN:
             return
-        record = inbound.record
-        line = AccessLine(
-            id=inbound.request_id,
-            route=inbound.route,
-            model=inbound.model[:128],
-            status=status,
-            total_s=round(self._clock() - inbound.arrived, 6),
-        )
-        if record is not None:
-            line.worker, line.outcome = record.worker, record.outcome.value
-            line.attempts = record.attempt
-            line.prompt_tokens, line.cached_tokens = record.flow.prompt, record.flow.delivered
-            line.output_tokens = record.output_tokens
-            line.ttft_s = None if record.ttft_s is None else round(record.ttft_s, 6)
+        total_s, record = round(self._clock() - inbound.arrived, 6), inbound.record
+        name, model = inbound.request_id, inbound.model[:128]
+        if record is None:
+            line = AccessLine(name, inbound.route, model, status, total_s)
+        else:
+            ttft_s, flow = record.ttft_s, record.flow
+            line = AccessLine(
+                name,
+                inbound.route,
+                model,
+                status,
+                total_s,
+                record.worker,
+                record.outcome.value,
+                record.attempt,
+                flow.prompt,
+                flow.delivered,
+                record.output_tokens,
+                None if ttft_s is None else round(ttft_s, 6),
+            )
         self._access.tell(line)
 
 

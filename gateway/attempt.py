@@ -19,7 +19,7 @@ from gateway.refusals import AttemptFailed
 from gateway.streaming import StreamTap, error_event
 from gateway.upstream import UpstreamBroken, UpstreamError, UpstreamResponse
 from gateway.work import Work
-from shared.openai import GenerateRequest, Usage
+from shared.openai import GenerateRequest, Usage, usual_usage
 from shared.sse import SseEventTooLarge
 
 SETTLE_S = 0.2
@@ -61,7 +61,7 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
     """An answer that is passed on when all of it is there."""
     body = await _read_all(response)
     usage = None
-    if work.request is not None:
+    if work.request is not None and (usage := usual_usage(body)) is None:
         decoded = refusals.decode_json(body)
         if not isinstance(decoded, dict) and not _encoded(response):
             raise refusals.from_upstream(UpstreamBroken("the worker's answer is no JSON object"))

@@ -49,9 +49,10 @@ class ConfigWatch:
 
     async def run(self) -> None:
         """Look for ever."""
+        every_s = None if self._path is None else self._every_s
         while True:
             try:
-                async with asyncio.timeout(self._every_s):
+                async with asyncio.timeout(every_s):
                     await self._asked.wait()
             except TimeoutError:
                 if not await asyncio.to_thread(self._has_changed):

@@ -39,7 +39,7 @@ from gateway.wire.heads import plus
 from gateway.work import Cut, Work
 from shared import openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
-from shared.openai import GenerateRequest, RouteKind, Usage
+from shared.openai import RouteKind, Usage
 from shared.types import WorkerId
 
 SALTED = frozenset({"/v1/responses", "/v1/messages"})
@@ -81,7 +81,10 @@ class Pipeline:
         inbound.model = request.model
         if self._sample is not None:
             self._sample(inbound)
-        request = self._scoped(inbound, request)
+        own = request.cache_salt or ""
+        salt = self._tenants.salt(inbound.tenant, own)
+        if salt != own:
+            request = msgspec.structs.replace(request, cache_salt=salt)
         profile = self._router.profile(inbound.model)
         prompt = await self._prompts.read(request, profile) if profile is not None else None
         if prompt is not None and prompt.n_tokens:
@@ -89,20 +92,13 @@ class Pipeline:
         if prompt is not None and prompt.keys:
             self._hashed(prompt.hash_s)
         item = work.generation(inbound, request, prompt, self._config)
-        item.salt = self._salt_to_send(inbound, openai.own_salt(request))
+        item.salt = "" if salt == own else salt
         await self._metered(item, client)
 
     def _salt_to_send(self, inbound: Inbound, own: str) -> str:
         """What replaces the client's own salt in the body; empty: nothing does."""
         salt = self._tenants.salt(inbound.tenant, own)
         return "" if salt == own else salt
-
-    def _scoped(self, inbound: Inbound, request: GenerateRequest) -> GenerateRequest:
-        """The request under its tenant's salt."""
-        salt = self._tenants.salt(inbound.tenant, request.cache_salt or "")
-        if salt == (request.cache_salt or ""):
-            return request
-        return msgspec.structs.replace(request, cache_salt=salt)
 
     async def _metered(self, item: Work, client: Client) -> None:
         """Serve it if its tenant may ask so much. Raises ``RateLimited`` (see ``Limiter``)."""
@@ -142,13 +138,14 @@ class Pipeline:
 
     async def _run(self, item: Work, client: Client) -> None:
         """All attempts of one request, and every way out of them."""
-        item.task, item.client = asyncio.current_task(), client
+        loop = asyncio.get_running_loop()
+        item.task, item.client = asyncio.current_task(loop), client
         if self._spans is not None:
             item.trace = self._spans.begin(item.inbound.headers)
         self._running.add(item)
         self._budget.request()
         # A timer and a word why, where asyncio.timeout would take ten calls.
-        timer = asyncio.get_running_loop().call_later(item.timeout_s, item.cut, Cut.LATE)
+        timer = loop.call_later(item.timeout_s, item.cut, Cut.LATE)
         try:
             await self._attempts(item, client)
         except ClientGone:

@@ -21,6 +21,7 @@ from gateway.approved import Approvals, Beginning
 from gateway.config import RenderConfig
 from gateway.decision import ModelProfile
 from gateway.router import Router
+from gateway.ticks import tick
 from gateway.upstream import Timeouts, Upstream, UpstreamError
 from shared.blocks import SaltPoint, Scope
 from shared.bundle import TokenizerBundle, decode_bundle, load_bundle
@@ -232,7 +233,7 @@ class Prompts:
                 if profile is not None:
                     self.want(profile)
             await self._reckon()
-            await asyncio.sleep(WATCH_S)
+            await tick(WATCH_S)
 
     def renderer(self, tokenizer: str) -> Renderer | None:
         """What makes tokens for a tokenizer's fingerprint; None while it is not loaded."""

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_LAZY = 5
+"""Where nothing came for a while, this many times the usual time between two looks."""
 _SLICE = 128
 """Items written between two chances for other threads to run."""
 
@@ -19,6 +21,7 @@ class SinkThread(Generic[T]):
     :param write: called in the thread, or in the caller of :meth:`flush` and :meth:`close`, never
         twice at once; also with nothing, so that it can say what it still has to say.
     :param limit: items that may wait.
+    :param flush_s: seconds between two looks; up to :data:`_LAZY` times that after a silence.
     """
 
     def __init__(
@@ -62,5 +65,8 @@ class SinkThread(Generic[T]):
         return True
 
     def _run(self) -> None:
-        while not self._stop.wait(self._flush_s):
+        wait_s = self._flush_s
+        while not self._stop.wait(wait_s):
+            # Where nothing comes it looks less often: a thread that wakes takes the others' time.
+            wait_s = self._flush_s if self._queue else min(2 * wait_s, _LAZY * self._flush_s)
             self.flush()

@@ -27,7 +27,9 @@ class WorkerTally:
         """Count a request at the worker that answered it."""
         if not record.final or not record.worker or record.outcome is not Outcome.OK:
             return
-        served = self._served.setdefault(record.worker, Served())
+        served = self._served.get(record.worker)
+        if served is None:
+            served = self._served[record.worker] = Served()
         served.requests += 1
         served.prompt_tokens += record.flow.prompt
         served.cached_tokens += record.flow.delivered

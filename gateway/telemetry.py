@@ -139,9 +139,11 @@ class PrometheusSink:
     def _count_tokens(self, model: str, flow: TokenFlow) -> None:
         self._prompt.add((model, "cached"), flow.delivered)
         self._prompt.add((model, "computed"), max(0, flow.prompt - flow.delivered))
-        for stage, tokens in zip(STAGES, _STAGED(flow), strict=True):
-            if tokens:
-                self._overlap.add((model, stage), tokens)
+        staged = _STAGED(flow)
+        if any(staged):
+            for stage, tokens in zip(STAGES, staged, strict=True):
+                if tokens:
+                    self._overlap.add((model, stage), tokens)
         lost = _LOST(flow)
         if any(lost):
             for reason, tokens in zip(LOSSES, lost, strict=True):

@@ -40,6 +40,10 @@ class UpstreamBroken(UpstreamError):
     """The connection broke, or what came is no HTTP."""
 
 
+class UpstreamCut(UpstreamBroken):
+    """The worker closed the connection before its answer was complete."""
+
+
 class UpstreamTimeout(UpstreamError):
     """Nothing came for longer than the idle limit."""
 

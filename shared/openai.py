@@ -8,7 +8,7 @@ are kept and are what a worker gets; an edit is a splice (``shared.jsonsplice``)
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -69,6 +69,25 @@ class GenerateRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return echoed or self.fields.get("prompt_logprobs") is not None
 
 
+_RARE = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "cache_salt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "max_completion_tokens",
+        "n",
+        "prompt_cache_key",
+        "session_id",
+        "stream_options",
+        "tools",
+    }
+)
+"""Fields that few requests have, of those that are looked into."""
+
+
 def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
     """Read a request; raises :class:`BadRequest` with ``param`` set where one field is to blame."""
     fields = decode_object(body)
@@ -78,6 +97,27 @@ def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
             check(name, value)
     chat = kind is RouteKind.CHAT
     messages = check_messages(fields.get("messages")) if chat else None
+    if _RARE.isdisjoint(fields):
+        return GenerateRequest(
+            kind=kind,
+            model=fields.get("model") or None,
+            messages=messages,
+            prompt=None if chat else check_prompt(fields.get("prompt")),
+            stream=bool(fields.get("stream")),
+            include_usage=False,
+            max_tokens=fields.get("max_tokens"),
+            n=1,
+            tools=None,
+            documents=None,
+            chat_template_kwargs={},
+            add_generation_prompt=True,
+            continue_final_message=False,
+            add_special_tokens=not chat,
+            cache_salt=None,
+            session=None,
+            raw=body,
+            fields=fields,
+        )
     add_prompt, proceed = _ending(fields)
     options: dict[str, Any] = fields.get("stream_options") or {}
     limit = fields.get("max_completion_tokens")
@@ -185,6 +225,42 @@ class Usage(msgspec.Struct, frozen=True):
 
 MAX_TOKENS = 2**31 - 1
 """No engine counts beyond it: a larger number is a fault, and would spoil every sum it enters."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count
+
+
+class _Counted(msgspec.Struct):
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    prompt_tokens_details: _Details
+
+
+class _Counting(msgspec.Struct):
+    """As much of a whole answer as tells what it took, without what asks for a closer look."""
+
+    usage: _Counted
+    error: None = None
+
+
+_decode_counting = msgspec.json.Decoder(_Counting).decode
+
+
+def usual_usage(body: bytes) -> Usage | None:
+    """As :func:`read_usage` of an answer that is a JSON object without an error and tells all that
+    is counted, as nearly all do; None: that takes a closer look. Decodes nothing else."""
+    try:
+        if not body.isascii():
+            body.decode()  # what is skipped below is not looked at so closely
+        counted = _decode_counting(body).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    prompt, cached = counted.prompt_tokens, counted.prompt_tokens_details.cached_tokens
+    return Usage(prompt, counted.completion_tokens, cached) if cached <= prompt else None
 
 
 def _tokens(value: object) -> int | None:

@@ -28,6 +28,7 @@ from gateway.feeds.tending import Tender
 from gateway.feeds.zmqstream import RankStream, Told, What
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
+from gateway.ticks import tick
 from shared.blocks import pack_keys, stride_of
 from shared.events import CacheEvent, Snapshot
 from shared.load import WorkerInfo
@@ -71,13 +72,13 @@ class EngineFeeds:
                 plan = self._book.at(followed.info.url).plan
                 if plan is None or not followed.info.tokenizer:
                     self._replica.doubt(worker, _why_not(followed.info))
-                    await asyncio.sleep(WAIT_S)
+                    await tick(WAIT_S)
                     continue
                 self._places.put(worker, plan)
                 if shared := self._places.shared(worker):
                     # Whose events these are cannot be told from them, so nobody's they are.
                     self._replica.doubt(worker, shared)
-                    await asyncio.sleep(WAIT_S)
+                    await tick(WAIT_S)
                     continue
                 if followed.position is not None:
                     self._tender.renew(worker, "its events come from another place")
@@ -132,7 +133,7 @@ class EngineFeeds:
                 self._begin(following, info)
                 for rank in following.ranks:
                     rank.stream.restart()
-            await asyncio.sleep(WAIT_S)
+            await tick(WAIT_S)
 
     def _begin(self, following: Following, info: WorkerInfo) -> None:
         """A new incarnation: an empty index, in which all that comes is put."""

@@ -48,14 +48,16 @@ from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
+from gateway.upstream import Upstream
+from gateway.wire.client import WireUpstream
 from shared.errors import BadRequest, ConfigError
 from shared.rediskeys import RedisKeys
 from shared.redislink import RedisLink
 from shared.tls import client_context
 from shared.types import WorkerId
 
-PROBE_CONNECTIONS = 8
-"""To one worker at once: two probes, its feed, and what is just being closed."""
+FEED_CONNECTIONS = 8
+"""To one worker at once: its feed, the comparison of tokens, and what is just being closed."""
 
 
 class FedAndSharing(FedRouter, SharesBookings, SharesLearned, Protocol):
@@ -102,6 +104,7 @@ class Feeds:
         self._tasks = TaskSet(self.stats)
         self._replica = Replica(router.apply_events, self.stats)
         self._session: aiohttp.ClientSession | None = None
+        self._probes: Upstream | None = None
         self._tender: Tender | None = None
         self._roads: Roads | None = None
         self.reachable = reachable or Reachable()
@@ -118,18 +121,19 @@ class Feeds:
         tls = client_context("workers", workers.tls_ca, workers.tls_cert, workers.tls_key)
         connector = aiohttp.TCPConnector(
             limit=0,
-            limit_per_host=PROBE_CONNECTIONS,
+            limit_per_host=FEED_CONNECTIONS,
             ssl=True if tls is None else tls,
             resolver=CheckedResolver(self.reachable),
         )
         self._session = session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
         )
+        self._probes = probes = WireUpstream(tls, verbatim=True, allows=self.reachable.allows)
         clock, rng = self._sources.clock, self._sources.rng
         self._tender = tender = Tender(
             self._router,
             self._replica,
-            Prober(session, workers, self.book, Fingerprints(self._config.render)),
+            Prober(probes, workers, self.book, Fingerprints(self._config.render)),
             workers,
             self.stats,
             clock=clock,
@@ -203,6 +207,8 @@ class Feeds:
             await self._tender.close()
         if self._session is not None:
             await self._session.close()
+        if self._probes is not None:
+            await self._probes.close()
 
     async def add_worker(self, url: str) -> WorkerId:
         """Take a worker in by hand; returns its name once it has said who it is.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import msgspec
 
 from gateway.config import WorkersConfig
@@ -17,68 +16,77 @@ from gateway.feeds.answers import Answer, Probe, failed, load_of, readiness, sho
 from gateway.feeds.enginebook import EngineBook
 from gateway.feeds.fingerprints import Fingerprints
 from gateway.feeds.foreign import ForeignProber
+from gateway.upstream import (
+    Timeouts,
+    Upstream,
+    UpstreamConnectError,
+    UpstreamCut,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from gateway.wire.heads import sealed
 from shared.load import WorkerInfo
 
 BODY_LIMIT = 4 << 20
 """Bytes read of a probe's answer."""
 AT_ONCE = 256
 """Requests under way at the same time, over the whole fleet."""
-
-
-_CLOSED = "connection closed"
-_KEPT_TRIES = 3
+LATE = "no answer in time"
 
 
 class Prober:
-    """Uses the feeds' HTTP session; knows no worker by itself."""
+    """Calls workers as requests do, over connections of its own; knows no worker by itself."""
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        upstream: Upstream,
         config: WorkersConfig,
         book: EngineBook,
         fingerprints: Fingerprints,
     ) -> None:
-        self._session = session
+        """``upstream``: gives answers with all their headers, for nothing is relayed."""
+        self._upstream = upstream
         self._foreign = ForeignProber(self.get, book, fingerprints)
         self._turn = asyncio.Semaphore(AT_ONCE)
-        self._headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-        self._timeout = aiohttp.ClientTimeout(
-            total=config.health_timeout_s, connect=config.connect_timeout_s
+        self._headers = sealed(
+            [("Accept", "*/*"), ("Accept-Encoding", "identity")]
+            + ([("Authorization", f"Bearer {config.api_key}")] if config.api_key else [])
         )
+        self._limit_s = config.health_timeout_s
+        self._timeouts = Timeouts(config.connect_timeout_s, config.health_timeout_s)
 
     async def get(self, url: str) -> Answer:
         """One GET without redirects, within the health time limit."""
+        base, path = _taken_apart(url)
         async with self._turn:
-            return await self._get(url)
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    return await self._get(base, path)
+            except TimeoutError:
+                return Answer(reason=LATE)
 
-    async def _get(self, url: str) -> Answer:
-        """A kept connection may have been closed just now, which says nothing of the worker: a GET
-        is asked again then, on a fresh connection in the end."""
-        for _ in range(_KEPT_TRIES):
-            answer = await self._get_once(url)
-            if answer.reason != _CLOSED:
-                break
-        return answer
-
-    async def _get_once(self, url: str) -> Answer:
+    async def _get(self, base: str, path: str) -> Answer:
+        call = self._upstream.open(
+            base, path, self._headers, b"", timeouts=self._timeouts, method="GET"
+        )
         try:
-            async with self._session.get(
-                url, headers=self._headers, timeout=self._timeout, allow_redirects=False
-            ) as response:
-                body = await response.content.read(BODY_LIMIT)
-                while not response.content.at_eof() and len(body) < BODY_LIMIT:
-                    body += await response.content.read(BODY_LIMIT)
+            async with call as response:
+                body = b""
+                while len(body) < BODY_LIMIT and (piece := await response.read()):
+                    body += piece
                 return Answer(response.status, body)
-        except TimeoutError:
-            return Answer(reason="no answer in time")
-        except aiohttp.ClientConnectorError as error:
-            refused = isinstance(error.os_error, ConnectionRefusedError)
-            return Answer(reason=short(f"cannot connect: {error.os_error}"), refused=refused)
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            return Answer(reason=_CLOSED, refused=True)
-        except aiohttp.ClientError as error:
-            return Answer(reason=short(f"{type(error).__name__}: {error}"))
+        except UpstreamTimeout:
+            return Answer(reason=LATE)
+        except UpstreamConnectError as error:
+            cause = error.__cause__
+            if cause is None:
+                return Answer(reason=LATE)
+            refused = isinstance(cause, ConnectionRefusedError)
+            return Answer(reason=short(f"cannot connect: {cause}"), refused=refused)
+        except UpstreamCut:
+            return Answer(reason="connection closed", refused=True)
+        except UpstreamError as error:
+            return Answer(reason=short(str(error)))
 
     async def identify(self, url: str) -> WorkerInfo | Probe:
         """Who answers at a base URL; a failed :class:`Probe` if nobody can be made out.
@@ -109,3 +117,9 @@ class Prober:
             self.get(f"{info.url}/ready"), self.get(f"{info.url}/headwater/load")
         )
         return readiness(ready, load_of(load))
+
+
+def _taken_apart(url: str) -> tuple[str, str]:
+    """The base URL of a host and the path on it."""
+    at = url.index("/", url.index("//") + 2)
+    return url[:at], url[at:]

@@ -23,6 +23,7 @@ from gateway.feeds.tasks import TaskSet
 from gateway.index.stats import FeedStats
 from gateway.parity import PROBES, Answer, Finding, Parity, Probe, Verdict, judge
 from gateway.parityforms import Ask, Reply, conversation
+from gateway.ticks import tick
 from shared.load import WorkerInfo
 from shared.types import WorkerId
 
@@ -94,7 +95,7 @@ class ParityProber:
         """Look for workers to be proved, for ever."""
         while True:
             self.tick(members)
-            await asyncio.sleep(TICK_S)
+            await tick(TICK_S)
 
     async def close(self) -> None:
         """Stop asking."""

@@ -9,7 +9,6 @@ Both may run at once for a while: batches that come twice are skipped by their n
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from random import Random
@@ -27,6 +26,7 @@ from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.replica import Followed, Replica, starts_anew
 from gateway.index.stats import FeedStats
+from gateway.ticks import tick
 from shared.types import WorkerId
 
 OURS = "headwater"
@@ -72,7 +72,7 @@ class Roads:
         """Decide anew four times a second, for ever."""
         while True:
             self.tick()
-            await asyncio.sleep(TICK_S)
+            await tick(TICK_S)
 
     async def close(self) -> None:
         """Stop all feeds."""

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from gateway.index.table import PrefixTable
+from gateway.ticks import tick
 
 LOOK_EVERY_S = 0.5
 LOAD_AT_SHARE = 0.5
@@ -32,6 +33,6 @@ async def grow(table: PrefixTable) -> None:
     be done."""
     if not numpy_at_hand():
         return
-    while table.entries < LOAD_AT_SHARE * table.compact_from:  # noqa: ASYNC110
-        await asyncio.sleep(LOOK_EVERY_S)
+    while table.entries < LOAD_AT_SHARE * table.compact_from:
+        await tick(LOOK_EVERY_S)
     await asyncio.to_thread(use_arrays, table)

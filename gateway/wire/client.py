@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from gateway.exchange import KEPT_FROM_CLIENTS, Headers, end_to_end
 from gateway.upstream import (
@@ -22,6 +24,7 @@ from gateway.upstream import (
     Timeouts,
     UpstreamBroken,
     UpstreamConnectError,
+    UpstreamCut,
     UpstreamError,
     UpstreamRefused,
     UpstreamResponse,
@@ -34,8 +37,7 @@ _PLAIN = {"http": 80, "https": 443}
 _MAX_ORIGINS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a base URL leads."""
 
     host: str
@@ -77,10 +79,14 @@ def origin_of(url: str) -> Origin:
 class _Response:
     """:class:`UpstreamResponse` over a connection whose head has come."""
 
-    __slots__ = ("_connection", "content_type", "headers", "status")
+    __slots__ = ("_connection", "content_type", "headers", "pass_on", "read", "status")
 
     def __init__(self, connection: Connection, *, verbatim: bool) -> None:
         self._connection = connection
+        self.read: Callable[[], Coroutine[Any, Any, bytes]] = connection.read
+        self.pass_on: Callable[[Callable[[bytes], bool]], Coroutine[Any, Any, bytes]] = (
+            connection.read
+        )
         self.status = connection.status
         known = connection.known
         if known is not None and known.headers is not None:
@@ -93,12 +99,6 @@ class _Response:
         if known is not None and not verbatim:
             self.headers = sealed(self.headers)
             known.headers, known.content_type = self.headers, self.content_type
-
-    async def read(self) -> bytes:
-        return await self._connection.read()
-
-    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
-        return await self._connection.read(take)
 
     async def settle(self, grace_s: float) -> None:
         if self._connection.complete:
@@ -142,7 +142,7 @@ class _Call:
             else:
                 self._connection = connection
                 return _Response(connection, verbatim=self._owner.verbatim)
-        raise UpstreamBroken("the worker closed each connection that was kept to it")
+        raise UpstreamCut("the worker closed each connection that was kept to it")
 
     async def __aexit__(
         self,
@@ -238,7 +238,10 @@ class WireUpstream:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
-        self._idle.setdefault(origin, []).append(connection)
+        idle = self._idle.get(origin)
+        if idle is None:
+            idle = self._idle[origin] = []
+        idle.append(connection)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(IDLE_CONNECTION_S / 2, self._sweep)
 

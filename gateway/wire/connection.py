@@ -15,8 +15,8 @@ from typing import cast
 import httptools
 
 from gateway.exchange import Headers
-from gateway.upstream import READ_BYTES, UpstreamBroken, UpstreamError, UpstreamTimeout
-from gateway.wire.known import KnownHead, learn
+from gateway.upstream import READ_BYTES, UpstreamBroken, UpstreamCut, UpstreamError, UpstreamTimeout
+from gateway.wire.known import KnownHead, learn, parted
 
 MAX_HEAD_BYTES = 65_536
 """All heads of one answer together, interim ones included."""
@@ -301,9 +301,7 @@ class Connection(asyncio.Protocol):
 
     def _body_piece(self, data: bytes) -> bytes:
         """More of a body without a parser; returns what lies behind it."""
-        more = data[self._rest :]
-        if more:
-            data = data[: self._rest]
+        data, more = parted(data, self._rest)
         self._rest -= len(data)
         if data:
             self._pieces.append(data)
@@ -327,7 +325,7 @@ class Connection(asyncio.Protocol):
         if unframed and exc is None:
             self.complete = True  # the body's end is the connection's
         elif self._error is None:
-            self._error = UpstreamBroken("the worker broke off its answer")
+            self._error = UpstreamCut("the worker broke off its answer")
         self._wake()
 
     # --- the parser's side

@@ -59,7 +59,8 @@ def encoded(
     """
     first = _starts.get((start, host)) or _checked(start, host)
     if type(headers) is Sealed:
-        return b"%b%b%b\r\n" % (first, headers.wire, _lines([*headers[headers.done :], *more]))
+        more = [*headers[headers.done :], *more]
+        return b"%b%b%b\r\n" % (first, headers.wire, _lines(more) if more else b"")
     return b"%b%b\r\n" % (first, _lines([*headers, *more]))
 
 

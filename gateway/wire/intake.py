@@ -12,7 +12,7 @@ import httptools
 
 from gateway.wire import limits
 from gateway.wire.heading import read_head
-from gateway.wire.known import KnownHead, learn
+from gateway.wire.known import KnownHead, learn, parted
 from gateway.wire.request import Meaning, ServerRequest
 from shared.errors import ApiError, BadRequest, HeadTooLarge
 
@@ -96,9 +96,7 @@ class Intake:
 
     def _body_piece(self, data: bytes) -> bytes:
         """More of a body without a parser; returns what lies behind it."""
-        more = data[self._rest :]
-        if more:
-            data = data[: self._rest]
+        data, more = parted(data, self._rest)
         self._rest -= len(data)
         if data:
             self.current.take(data)

@@ -61,6 +61,11 @@ class KnownHead(Generic[T]):
         return at
 
 
+def parted(data: bytes, size: int) -> tuple[bytes, bytes]:
+    """The first ``size`` bytes of ``data``, or all there are, and what lies behind them."""
+    return (data, b"") if len(data) <= size else (data[:size], data[size:])
+
+
 def learn(
     data: bytes, start: bytes, headers: int, meaning: T, *, dated: bool = False
 ) -> KnownHead[T] | None:

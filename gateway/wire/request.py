@@ -84,7 +84,15 @@ class ServerRequest:
         """
         if self.length is not None and self.length > limit:
             raise _too_large(limit)
-        if self.expects and not self.complete:
+        if not self.complete:
+            await self._rest(limit)
+        if self._size > limit:
+            raise _too_large(limit)
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _rest(self, limit: int) -> None:
+        if self.expects:
             self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         begun = limits.now()
         while not self.complete:
@@ -96,10 +104,6 @@ class ServerRequest:
                 raise _too_large(limit)
             late = begun + limits.BODY_S + self._size / limits.BODY_RATE
             await self._wait(late - limits.now())
-        if self._size > limit:
-            raise _too_large(limit)
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _wait(self, seconds: float) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -59,10 +59,10 @@ def complete(**fields: Any):
     ],
 )  # fmt: skip
 def test_malformed_chats_are_refused_with_the_field_to_blame(body: bytes, param: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(BadRequest) as caught:
         parse(RouteKind.CHAT, body)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert caught.value.status == 400
     assert caught.value.param == param
     assert "Traceback" not in caught.value.message
