@@ -22,10 +22,18 @@ from aiohttp.abc import ResolveResult
 from shared.errors import BadRequest
 
 METADATA = frozenset(
-    map(ip_address, ("169.254.169.254", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
+    map(
+        ip_address,
+        (
+            *("169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+            *("fd00:ec2::254", "fd20:ce::254"),
+        ),
+    )
 )
-"""Instance metadata of the large clouds."""
-_NAT64 = int(IPv6Address("64:ff9b::"))
+"""Instance metadata of the large clouds, and what configures machines there."""
+_CLOTHES = frozenset(int(IPv6Address(begin)) >> 32 for begin in ("64:ff9b::", "64:ff9b:1::", "::"))
+"""Beginnings of IPv6 addresses that end in an IPv4 address: NAT64, and the form before it."""
+_LOOPBACK = IPv6Address("::1")
 
 
 def plain(text: str) -> IPv4Address | IPv6Address:
@@ -34,7 +42,7 @@ def plain(text: str) -> IPv4Address | IPv6Address:
     if isinstance(address, IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour
-    if inside is None and int(address) >> 32 == _NAT64 >> 32:
+    if inside is None and int(address) >> 32 in _CLOTHES and address != _LOOPBACK:
         inside = IPv4Address(int(address) & 0xFFFFFFFF)
     return inside or address
 

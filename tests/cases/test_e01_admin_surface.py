@@ -127,7 +127,10 @@ async def test_a_name_that_leads_elsewhere_later_is_not_followed(
     added = await ask(served.admin, "/admin/workers", {"url": f"http://{dns.NAME}:{port}"})
     assert added.status < 300, added.body
     gateway = served.gateway
-    for address in ("169.254.169.254", "fe80::1", "fd00:ec2::254", "0.0.0.0"):
+    for address in (
+        *("169.254.169.254", "168.63.129.16", "192.0.0.192", "0.0.0.0"),
+        *("fe80::1", "fd00:ec2::254", "::a9fe:a9fe", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe"),
+    ):
         dns.address = address
         call = gateway.upstream.open(
             f"http://{dns.NAME}:{port}", CHAT, [], b"{}", timeouts=Timeouts(5.0, 5.0)
