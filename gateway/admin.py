@@ -30,7 +30,6 @@ from gateway.explanation import told
 from gateway.feeds.sources import SourceState
 from gateway.httpserver import json_answer, json_body, read_body
 from gateway.openapi import OPENAPI, document
-from gateway.prompts import Prompts
 from gateway.router import Router
 from shared.errors import (
     BadRequest,
@@ -107,7 +106,7 @@ class Admin:
         self,
         config: GatewayConfig,
         router: Router,
-        prompts: Prompts,
+        asking: Asking,
         fleet: Fleet,
         registry: CollectorRegistry,
         report: Report | None,
@@ -116,8 +115,8 @@ class Admin:
     ) -> None:
         self._router = router
         self._fleet, self._registry, self._report, self._clock = fleet, registry, report, clock
-        self._asking = Asking(config, router, prompts, clock)
-        self._index = IndexRoutes(router, self._asking, fleet.resync, clock)
+        self.asking = asking
+        self._index = IndexRoutes(router, asking, fleet.resync, clock)
         self._dashboard = dashboard
         self._guard = Guard(config.listen.admin_token)
         self.internal: Mapping[str, Route] = {}
@@ -212,6 +211,6 @@ class Admin:
 
     async def _explain(self, request: web.BaseRequest) -> Answer:
         """How a request would be routed now; changes nothing."""
-        asked = await self._asking.read(request)
+        asked = await self.asking.read(request)
         decision = self._router.explain(asked.work.query, self._clock(), asked.work.policy)
         return json_answer({"request": asked.view, **told(decision)})

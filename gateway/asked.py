@@ -1,4 +1,8 @@
-"""A request that somebody asks about instead of sending it: read as if it had come in."""
+"""A request that somebody asks about instead of sending it: read as if it had come in.
+
+Beside the request's own fields its body may hold ``route`` (a path or a kind) and ``tenant``: whose
+request it would be. Where tenants are kept apart nobody's prompt is found without it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from gateway.exchange import Inbound
 from gateway.httpserver import json_body, read_body
 from gateway.prompts import Prompts
 from gateway.router import Router
+from gateway.tenancy import Tenants
 from gateway.work import Work
 from shared import openai
 from shared.blocks import GRANULE
@@ -43,16 +48,18 @@ class Asking:
         config: GatewayConfig,
         router: Router,
         prompts: Prompts,
+        tenants: Tenants,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._router, self._prompts = config, router, prompts
-        self._clock = clock
+        self.tenants, self._clock = tenants, clock
 
     async def read(self, request: web.BaseRequest) -> Asked:
         """The body of an admin request. Raises ``ApiError``."""
         body = await read_body(request, MAX_BODY)
-        kind = _kind(json_body(body))
-        parsed = openai.parse(kind, body)
+        fields: dict[str, Any] = json_body(body)
+        kind, tenant = _kind(fields), self._tenant(fields)
+        parsed = self.tenants.scoped(tenant, openai.parse(kind, body))
         profile = self._router.profile(parsed.model) if parsed.model else None
         prompt = await self._prompts.read(parsed, profile) if profile is not None else None
         inbound = Inbound(
@@ -63,6 +70,7 @@ class Asking:
             body=body,
             arrived=self._clock(),
             wall_at=0.0,
+            tenant=tenant,
         )
         item = work.generation(inbound, parsed, prompt, self._config)
         view: dict[str, Any] = {
@@ -70,11 +78,19 @@ class Asking:
             "prompt_tokens": item.query.prompt_tokens,
             "blocks": len(item.query.keys),
             "block_tokens": GRANULE,
+            "tenant": tenant,
+            "tenant_missing": self.tenants.isolating and not tenant,
         }
         if profile is not None:
             view["tokenizer"] = profile.tokenizer
             view["tokenizer_missing"] = self._prompts.missing(profile)
         return Asked(item, view)
+
+    def _tenant(self, fields: dict[str, Any]) -> str:
+        name = fields.get("tenant", "")
+        if not isinstance(name, str) or (name and not self.tenants.known(name)):
+            raise BadRequest("'tenant' must be the name of a tenant.", param="tenant")
+        return name
 
 
 def _kind(fields: dict[str, Any]) -> RouteKind:

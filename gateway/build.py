@@ -21,6 +21,7 @@ from gateway.accesslog import open_access_log
 from gateway.admin import Admin
 from gateway.app import App, Readiness
 from gateway.approved import read_approved
+from gateway.asked import Asking
 from gateway.config import GatewayConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
@@ -181,7 +182,7 @@ class Gateway:
         self.admin = Admin(
             config,
             self.router,
-            self.prompts,
+            Asking(config, self.router, self.prompts, self._tenants),
             self.feeds,
             self.registry,
             report,
@@ -292,6 +293,7 @@ class Gateway:
         self._keep_out_unfit(config)
         self.pipeline.reconfigure(config, self._tenants)
         self.app.reconfigure(config.listen, self._access, self._tenants)
+        self.admin.asking.tenants = self._tenants
         if changes.touches("workers."):
             self.feeds.replace_static(config.workers)
         if changes.touches("discovery."):

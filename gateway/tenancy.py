@@ -15,10 +15,13 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.decision import WorkerStatus
 from gateway.engines.base import Salting
 from gateway.engines.catalogue import engine
 from shared.errors import RateLimited
+from shared.openai import GenerateRequest
 
 _MINUTE_S = 60.0
 _SALT_BYTES = 18
@@ -99,6 +102,16 @@ class Tenants:
         parts = b"".join(len(part).to_bytes(4, "big") + part for part in (tenant.scope, client))
         code = hmac.digest(self._secret, _VERSION + parts, "sha256")[:_SALT_BYTES]
         return urlsafe_b64encode(code).decode()
+
+    def scoped(self, name: str, request: GenerateRequest) -> GenerateRequest:
+        """A tenant's request under its salt. Pure."""
+        own = request.cache_salt or ""
+        salt = self.salt(name, own)
+        return request if salt == own else msgspec.structs.replace(request, cache_salt=salt)
+
+    def known(self, name: str) -> bool:
+        """There is a tenant of this name. Pure."""
+        return name in self._by_name
 
     def limits(self, name: str) -> Limits:
         """What a tenant may ask. Pure."""

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from routerkit import Rig, ok
 
 from gateway.admin import Admin, Fleet
+from gateway.asked import Asking
 from gateway.config import GatewayConfig, ListenConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
 from gateway.dashboard.recent import Recent
 from gateway.httpserver import HttpServer, bound_port
-from gateway.prompts import Prompts
 from gateway.tally import WorkerTally
 from shared.load import WorkerLoad
 from shared.types import WorkerId
@@ -97,7 +97,7 @@ class Scene:
         config = GatewayConfig(listen=ListenConfig(admin_token=token))
         dashboard = Dashboard(self.rig.router, self.tally, self.live, self.recent)
         admin = Admin(
-            config, self.rig.router, cast(Prompts, None), cast(Fleet, Feeds()),
+            config, self.rig.router, cast(Asking, None), cast(Fleet, Feeds()),
             CollectorRegistry(), None, dashboard,
         )  # fmt: skip
         server = HttpServer(admin.handle)

@@ -12,10 +12,12 @@ import msgspec
 import typer
 
 from shared.errors import ConfigError, HeadwaterError
+from shared.jsonsplice import apply, set_member
 
 PATH = "/admin/explain"
 DEFAULT_URL = "http://127.0.0.1:8001"
 FORMATS = ("text", "json")
+TENANT_MISSING = "Tenants are kept apart, so nothing is found: --tenant says whose request it is"
 
 app = typer.Typer()
 
@@ -96,6 +98,14 @@ def explain(
             show_envvar=True,
         ),
     ] = "",
+    tenant: Annotated[
+        str,
+        typer.Option(
+            help="Whose request it would be: the name of a tenant. Where tenants are kept apart "
+            "nothing is found without it.",
+            show_default=False,
+        ),
+    ] = "",
     form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> None:
     """How this request would be routed now: who holds how much, what each costs, and the choice.
@@ -109,7 +119,7 @@ def explain(
     if served:
         _explain_served(served, ledger or [], url, token, form)
         return
-    body = read_request(request)
+    body = read_request(request, tenant)
     with make_client(url, token) as client:
         try:
             answer = ask(client, body)
@@ -135,8 +145,9 @@ def _explain_served(name: str, ledger: list[str], url: str, token: str, form: st
             raise typer.Exit(1) from error
 
 
-def read_request(source: str) -> bytes:
-    """The bytes of a request body as they stand in a file, or on standard input for ``-``.
+def read_request(source: str, tenant: str = "") -> bytes:
+    """The bytes of a request body as they stand in a file, or on standard input for ``-``, with
+    the name of the tenant who is to ask it.
 
     :raises ConfigError: it cannot be read, or is no chat or completions request.
     """
@@ -151,6 +162,8 @@ def read_request(source: str) -> bytes:
     if not isinstance(fields, dict) or not fields.keys() & {"messages", "prompt"}:
         reason = 'is no request: a JSON object with "messages" or "prompt" is needed'
         raise ConfigError("REQUEST", source, reason)
+    if tenant:
+        return apply(body, set_member(body, "tenant", msgspec.json.encode(tenant)))
     return body
 
 
@@ -217,6 +230,8 @@ def render(explanation: Explanation, *, colour: bool = False) -> str:
     page.line(f"{request.get('model') or 'any model'}: {', '.join(known) or 'size not known'}")
     if request.get("tokenizer_missing"):
         page.line(f"Tokens are not known exactly: {request['tokenizer_missing']}")
+    if request.get("tenant_missing"):
+        page.line(TENANT_MISSING)
     if explanation.reject is not None:
         message = explanation.reject.get("message") or explanation.reason
         page.line(f"Would be rejected: {message}", "bold")

@@ -10,7 +10,13 @@ import httpx
 import msgspec
 import typer
 
-from gateway.cli.explain import DEFAULT_URL, FORMATS, make_client, read_request
+from gateway.cli.explain import (
+    DEFAULT_URL,
+    FORMATS,
+    TENANT_MISSING,
+    make_client,
+    read_request,
+)
 from shared.errors import ConfigError, HeadwaterError
 
 PATH = "/admin/index"
@@ -111,11 +117,19 @@ def who(
     ],
     url: _Url = DEFAULT_URL,
     token: _Token = "",
+    tenant: Annotated[
+        str,
+        typer.Option(
+            help="Whose prompt it is: the name of a tenant. Where tenants are kept apart nothing "
+            "is found without it.",
+            show_default=False,
+        ),
+    ] = "",
     form: _Form = "text",
 ) -> None:
     """Who holds how much of this prompt."""
     _check(form)
-    answer = _ask("POST", f"{PATH}/who", read_request(request), url, token, form)
+    answer = _ask("POST", f"{PATH}/who", read_request(request, tenant), url, token, form)
     _show(answer, Who, form, _who_text)
 
 
@@ -232,6 +246,8 @@ def _who_text(told: Who, colour: bool) -> str:
     )
     if told.request.get("tokenizer_missing"):
         page.line(f"Tokens are not known exactly: {told.request['tokenizer_missing']}")
+    if told.request.get("tenant_missing"):
+        page.line(TENANT_MISSING)
     best = max((holder.tokens for holder in told.holders), default=0)
     if best:
         page.line(f"{told.holders[0].id} holds most: {best:,} tokens", "bold")

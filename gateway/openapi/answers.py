@@ -100,6 +100,10 @@ _ASKED = obj(
         "prompt_tokens": COUNT,
         "blocks": COUNT,
         "block_tokens": COUNT,
+        "tenant": said(TEXT, "Whose request it would be; empty: nobody's."),
+        "tenant_missing": said(
+            {"type": "boolean"}, "Tenants are kept apart and none is named: nothing is found."
+        ),
         "tokenizer": TEXT,
         "tokenizer_missing": {"type": ["string", "boolean", "null"]},
     },

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ledgerkit import headwater
 from rig import CHAT, ask, chat, completion, eventually, usage
@@ -143,3 +144,50 @@ async def test_a_flush_says_whom_it_means(serve, body) -> None:
     served = await serve(wait=False)
     reply = await ask(served.admin, "/admin/index/flush", body)
     assert (reply.status, reply.json["error"]["param"]) == (400, "worker")
+
+
+TENANTS = ["key1", "key2", "key3"]
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+async def test_who_and_explain_ask_for_one_tenants_prompts(
+    stub, serve, index, tmp_path, owner
+) -> None:
+    """What a tenant's prompt left is found for that tenant only, and its own salt narrows it."""
+    worker = await stub()
+    settings = {"listen.api_keys": "sk-a,sk-b,sk-c", "tenancy.unisolated": "allow"}
+    served = await serve(worker, **settings)
+    worker.plays(completion(usage=usage(160, 3, 0)))
+    key = ("x-api-key", f"sk-{'abc'[owner]}")
+    assert (await ask(served.url, CHAT, chat(LONG), key)).status == 200
+    file = request(tmp_path)
+    for name in ["", *TENANTS]:
+        found = 160 if name == TENANTS[owner] else 0
+        body = chat(LONG) | ({"tenant": name} if name else {})
+        told = json.loads((await ask(served.admin, "/admin/explain", body)).body)
+        assert [one["matched_tokens"] for one in told["workers"]] == [found], name
+        assert told["request"]["tenant"] == name
+        assert told["request"]["tenant_missing"] == (not name)
+        options = ("--tenant", name) if name else ()
+        code, answer, _ = await index(served.admin, "who", file, "--format", "json", *options)
+        assert (code, json.loads(answer)["holders"][0]["tokens"]) == (0, found)
+        _, text, _ = await index(served.admin, "who", file, *options)
+        assert ("Tenants are kept apart" in text) == (not name)
+    narrow = chat(LONG) | {"tenant": TENANTS[owner], "cache_salt": "mine"}
+    told = json.loads((await ask(served.admin, "/admin/explain", narrow)).body)
+    assert told["workers"][0]["matched_tokens"] == 0
+    for wrong in ("nobody", 7, None, ["key1"]):
+        reply = await ask(served.admin, "/admin/explain", chat(LONG) | {"tenant": wrong})
+        assert (reply.status, json.loads(reply.body)["error"]["param"]) == (400, "tenant")
+
+
+async def test_explain_knows_the_tenants_of_a_changed_configuration(stub, serve) -> None:
+    worker = await stub()
+    served = await serve(worker)
+    body = chat(LONG) | {"tenant": "key1"}
+    assert (await ask(served.admin, "/admin/explain", body)).status == 400
+    listen = msgspec.structs.replace(served.gateway._config.listen, api_keys=("sk-a",))
+    tenancy = msgspec.structs.replace(served.gateway._config.tenancy, unisolated="allow")
+    config = msgspec.structs.replace(served.gateway._config, listen=listen, tenancy=tenancy)
+    assert not (await served.gateway.reload(config)).pending
+    assert (await ask(served.admin, "/admin/explain", body)).status == 200
