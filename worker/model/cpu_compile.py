@@ -22,7 +22,7 @@ from worker.model.kvcache import LayerKv, LayerSpec
 
 _HERE = Path(__file__).parent
 _SOURCE, _ATTENTION = _HERE / "cpu_kernels.c", _HERE / "cpu_attention.c"
-_HEADER = _HERE / "cpu_vec.h"
+_HEADERS = (_HERE / "cpu_vec.h", _HERE / "cpu_attend.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _TOLERANCE = 1e-4
@@ -54,7 +54,7 @@ def open_library(source: Path, folder: Path) -> ctypes.CDLL:
 
 def _compiled(compiler: str, source: Path, folder: Path) -> Path:
     """The shared library for this source, this compiler and this kind of CPU."""
-    texts = source.read_text(), _HEADER.read_text()
+    texts = (path.read_text() for path in (source, *_HEADERS))
     facts = (*texts, compiler, _version(compiler), _cpu(), " ".join(_FLAGS))
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     target = folder / f"kernels-{digest[:16]}.so"

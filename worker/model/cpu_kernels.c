@@ -6,33 +6,18 @@
  */
 #include "cpu_vec.h"
 
-/* A register of floats, and a tile: ROWS rows of VECS registers of sums, which with the weights and
- * a factor fill most of the registers. Vectors wider than a register would lie in memory. */
+/* A tile: ROWS rows of VECS vectors of sums, which with the weights and a factor fill most of the
+ * registers. */
 #if defined(__AVX512F__)
-#define WIDTH 16
 #define VECS 3
 #define ROWS 8
-#elif defined(__AVX__)
-#define WIDTH 8
-#define VECS 2
-#define ROWS 6
-#else
-#define WIDTH 4
+#else /* there are half as many of them */
 #define VECS 2
 #define ROWS 6
 #endif
-#define PANEL (WIDTH * VECS)
+#define PANEL (LANES * VECS)
 #define UNROLLED _Pragma("GCC unroll 8")
 #define L2_FLOATS 98304 /* of x that stay in the second cache level beside a panel */
-
-typedef float reg __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t ireg __attribute__((vector_size(4 * WIDTH)));
-
-INLINE reg load_reg(const float *from) {
-    reg v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
 
 /* Outputs of a panel. */
 int64_t headwater_panel(void) { return PANEL; }
@@ -49,12 +34,12 @@ void headwater_pack(const float *w, float *packed, int64_t outputs, int64_t inpu
 
 INLINE void multiply(const float *x, int64_t x_stride, const float *w, const float *bias, float *out,
                      int64_t out_stride, int64_t inputs, int64_t width, const int rows) {
-    reg sum[ROWS][VECS];
+    vec sum[ROWS][VECS];
     UNROLLED for (int m = 0; m < rows; m++)
-        UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] = (reg){};
+        UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] = (vec){};
     for (int64_t k = 0; k < inputs; k++) {
-        reg weight[VECS];
-        UNROLLED for (int i = 0; i < VECS; i++) weight[i] = load_reg(w + k * PANEL + WIDTH * i);
+        vec weight[VECS];
+        UNROLLED for (int i = 0; i < VECS; i++) weight[i] = load(w + k * PANEL + LANES * i);
         UNROLLED for (int m = 0; m < rows; m++) {
             const float factor = x[m * x_stride + k];
             UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] += factor * weight[i];
@@ -160,17 +145,16 @@ void headwater_argmax(const float *x, int64_t x_stride, int64_t rows, int64_t si
         int strange = 0;
         for (int64_t start = 0; start < size; start += STRETCH) {
             const int64_t end = start + STRETCH < size ? start + STRETCH : size;
-            reg high = (reg){} - INFINITY;
-            ireg odd = (ireg){};
+            vec high = (vec){} - INFINITY;
+            ivec odd = (ivec){};
             int64_t i = start;
-            for (; i + WIDTH <= end; i += WIDTH) {
-                const reg v = load_reg(x + i);
-                const ireg above = v > high;
-                high = (reg)(((ireg)v & above) | ((ireg)high & ~above));
+            for (; i + LANES <= end; i += LANES) {
+                const vec v = load(x + i);
+                high = larger(v, high);
                 odd |= v != v;
             }
             float here = -INFINITY;
-            for (int lane = 0; lane < WIDTH; lane++) {
+            for (int lane = 0; lane < LANES; lane++) {
                 here = high[lane] > here ? high[lane] : here;
                 strange |= odd[lane];
             }

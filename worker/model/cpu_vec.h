@@ -1,4 +1,5 @@
-/* Vectors of 16 floats, in GCC's and Clang's own terms: one register with AVX-512, several without. */
+/* Vectors of floats, each one register, in GCC's and Clang's own terms. Wider ones would do as well
+ * for sums and products, but their shuffles come out a float at a time. */
 #ifndef HEADWATER_VEC_H
 #define HEADWATER_VEC_H
 #include <math.h>
@@ -7,10 +8,16 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__AVX512F__)
 #define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 
 INLINE vec load(const float *from) {
     vec v;
@@ -25,34 +32,51 @@ INLINE vec larger(vec a, vec b) {
     return (vec)(((ivec)a & first) | ((ivec)b & ~first));
 }
 
-#define TURN_8 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
-#define TURN_4 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
-#define TURN_2 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
-#define TURN_1 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+/* combine(v, v with its halves, then quarters, and so on exchanged): the same in all lanes */
+#define TURNED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#if LANES == 16
+#define ACROSS(v, combine)                                                            \
+    v = combine(v, TURNED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));  \
+    v = combine(v, TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));  \
+    v = combine(v, TURNED(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));  \
+    v = combine(v, TURNED(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))
+#elif LANES == 8
+#define ACROSS(v, combine)                                \
+    v = combine(v, TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3));    \
+    v = combine(v, TURNED(v, 2, 3, 0, 1, 6, 7, 4, 5));    \
+    v = combine(v, TURNED(v, 1, 0, 3, 2, 5, 4, 7, 6))
+#else
+#define ACROSS(v, combine)                    \
+    v = combine(v, TURNED(v, 2, 3, 0, 1));    \
+    v = combine(v, TURNED(v, 1, 0, 3, 2))
+#endif
+
+INLINE vec plus(vec a, vec b) { return a + b; }
 
 INLINE float sum_of(vec v) {
-    v += __builtin_shufflevector(v, v, TURN_8);
-    v += __builtin_shufflevector(v, v, TURN_4);
-    v += __builtin_shufflevector(v, v, TURN_2);
-    v += __builtin_shufflevector(v, v, TURN_1);
+    ACROSS(v, plus);
     return v[0];
 }
 
 /* All lanes of the result are the largest of v. */
 INLINE vec largest_of(vec v) {
-    v = larger(v, __builtin_shufflevector(v, v, TURN_8));
-    v = larger(v, __builtin_shufflevector(v, v, TURN_4));
-    v = larger(v, __builtin_shufflevector(v, v, TURN_2));
-    return larger(v, __builtin_shufflevector(v, v, TURN_1));
+    ACROSS(v, larger);
+    return v;
 }
 
 /* Whether any lane is not 0. */
 INLINE int any(ivec v) {
-    v |= __builtin_shufflevector(v, v, TURN_8);
-    v |= __builtin_shufflevector(v, v, TURN_4);
-    int64_t halves[2];
-    memcpy(halves, &v, sizeof halves);
-    return (halves[0] | halves[1]) != 0;
+#if LANES == 16
+    v |= TURNED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v |= TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    const int pairs = 2;
+#else
+    const int pairs = LANES / 2;
+#endif
+    int64_t pair[LANES / 2], found = 0;
+    memcpy(pair, &v, sizeof v);
+    for (int i = 0; i < pairs; i++) found |= pair[i];
+    return found != 0;
 }
 
 /* exp(r) * 2^whole for |r| up to ln(2) / 2 */

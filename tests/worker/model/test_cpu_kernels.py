@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -371,7 +372,9 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("source", "right", "wrong"),
     [
-        ("_ATTENTION", "lanes + i] / total", "lanes + i] * 1.001f / total"),
+        ("_ATTENTION", "vecs + i] / total", "vecs + i] * 1.001f / total"),
+        ("_ATTENTION", "? -INFINITY : 0.0f", "? 0.0f : 0.0f"),
+        ("_ATTENTION", "(run[0] + place->in_run)", "run[0]"),
         ("_SOURCE", "sum[m][i] += factor * weight[i]", "sum[m][i] -= factor * weight[i]"),
         ("_SOURCE", "n < outputs ? w[n", "n + 1 < outputs ? w[n"),
     ],
@@ -380,7 +383,9 @@ def test_kernels_with_wrong_results_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, right: str, wrong: str
 ) -> None:
     spoilt = tmp_path / "spoilt.c"
-    text = Path(getattr(cpu_compile, source)).read_text()
+    path = Path(getattr(cpu_compile, source))
+    header = path.with_name("cpu_attend.h")
+    text = path.read_text().replace(f'#include "{header.name}"', header.read_text())
     assert right in text
     spoilt.write_text(text.replace(right, wrong))
     monkeypatch.setattr(cpu_compile, source, spoilt)
@@ -403,6 +408,28 @@ def test_without_kernels_the_model_stays_as_it_is(
     assert [line["event"] for line in logs] == ["cpu_kernels_unavailable"]
     double = describe(model_of(config_of_kind("llama"), torch.float64))
     assert with_cpu_kernels(double, ModelConfig(), 1) is double
+
+
+def test_a_change_of_any_header_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, headers = tmp_path / "a.c", [tmp_path / "b.h", tmp_path / "c.h"]
+    monkeypatch.setattr(cpu_compile, "_HEADERS", tuple(headers))
+    for path in (source, *headers):
+        path.write_text("int one;")
+    made = {cpu_compile.open_library(source, tmp_path / "made")._name}
+    for path in headers:
+        path.write_text("int two;")
+        made.add(cpu_compile.open_library(source, tmp_path / "made")._name)
+    assert len(made) == 3
+    used = set(re.findall(r'#include "(.+)"', "".join(map(Path.read_text, cpu_sources()))))
+    monkeypatch.undo()
+    assert used == {path.name for path in cpu_compile._HEADERS}
+
+
+def cpu_sources() -> list[Path]:
+    here = Path(cpu_compile.__file__).parent
+    return [*here.glob("cpu_*.c"), *here.glob("cpu_*.h")]
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
