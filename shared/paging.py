@@ -30,22 +30,39 @@ from shared.pagingproof import PoolState, prove
 from shared.prefixtree import NOWHERE, Node, PrefixTree
 from shared.types import BlockKey
 
+SPARE_SHARE = 100
+
+
+def spare_blocks(n_blocks: int) -> int:
+    """How many more than needed a worker's pool evicts: a hundredth of it."""
+    return n_blocks // SPARE_SHARE
+
 
 class BlockPool:
     """Blocks ``0 .. n_blocks - 1`` of ``block_size`` tokens. Contents are opaque ``unit`` bytes.
 
     :param caching: False: nothing is ever sealed or matched.
     :param host_blocks: slots of the host tier; 0 = none.
+    :param spare: when cached blocks must be evicted, evict so many more, if there are. They were
+        mostly side by side, and so can what comes in their place be; one at a time, each goes to
+        whoever grows next, and nobody's blocks are neighbours for long.
     """
 
     def __init__(
-        self, n_blocks: int, block_size: int, *, caching: bool = True, host_blocks: int = 0
+        self,
+        n_blocks: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        host_blocks: int = 0,
+        spare: int = 0,
     ) -> None:
-        if n_blocks < 1 or block_size < 1:
-            raise ValueError(f"{n_blocks} blocks of {block_size} tokens are no pool")
+        if n_blocks < 1 or block_size < 1 or spare < 0:
+            raise ValueError(f"{n_blocks} blocks of {block_size} tokens, {spare} spare: no pool")
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.caching = caching
+        self.spare = spare
         self._refs = [0] * n_blocks
         self._nodes: list[Node | None] = [None] * n_blocks
         self._tree = PrefixTree()
@@ -153,13 +170,15 @@ class BlockPool:
     def allocate(self, n: int, after: int | None = None) -> list[int] | None:
         """``n`` private blocks, physically consecutive and following ``after`` where possible.
 
-        Free blocks first, then the least recently used cached ones. None if ``available < n``;
-        nothing has changed then.
+        Free blocks first, then the least recently used cached ones, of which ``spare`` more become
+        free. None if ``available < n``; nothing has changed then.
         """
         if n > self.available:
             return None
-        while len(self._free) < n:
-            self._evict()
+        if len(self._free) < n:
+            wanted = min(n + self.spare, self.available)
+            while len(self._free) < wanted:
+                self._evict()
         blocks = self._free.take(n, after, self._refs)
         for block in blocks:
             self._refs[block] = 1

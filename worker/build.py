@@ -22,7 +22,7 @@ from shared import redisurl
 from shared.blocks import stride_of
 from shared.errors import ConfigError
 from shared.load import WorkerInfo
-from shared.paging import BlockPool
+from shared.paging import BlockPool, spare_blocks
 from shared.rediskeys import RedisKeys
 from shared.render import Renderer, TokenizerBundle, byte_bundle
 from shared.types import WorkerId
@@ -271,6 +271,7 @@ def _scheduler(config: WorkerConfig, runner: Runner) -> Scheduler:
         runner.block_size,
         caching=config.cache.prefix_cache,
         host_blocks=runner.host_blocks,
+        spare=spare_blocks(runner.n_blocks),
     )
     return Scheduler(
         pool,

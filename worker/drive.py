@@ -13,7 +13,7 @@ from random import Random
 from typing import Literal
 
 from shared.errors import ApiError
-from shared.paging import BlockPool
+from shared.paging import BlockPool, spare_blocks
 from worker.detokenise import Detokenizer
 from worker.generation import Delta, GenerationRequest
 from worker.runner import Runner, StepPlan, StepResult
@@ -132,7 +132,9 @@ class Drive:
         caching: bool = True,
     ) -> None:
         self.runner = SwitchedRunner(runner)
-        self.pool = BlockPool(blocks or runner.n_blocks, runner.block_size, caching=caching)
+        size = blocks or runner.n_blocks
+        spare = spare_blocks(size)
+        self.pool = BlockPool(size, runner.block_size, caching=caching, spare=spare)
         self.scheduler = Scheduler(
             self.pool,
             max_batch_tokens=budget,

@@ -41,21 +41,23 @@ def key_of(root: bytes, path: tuple[bytes, ...]) -> BlockKey | None:
 
 class PoolMachine(RuleBasedStateMachine):
     holders = Bundle("holders")
+    spare = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(N_BLOCKS, 8)
+        self.pool = BlockPool(N_BLOCKS, 8, spare=self.spare)
         self.events: list[CacheEvent] = []
         self.live: list[Holder] = []
         self.tree: dict[tuple[bytes, tuple[bytes, ...]], int] = {}
         """The model: every path that is sealed, and its block."""
 
     def forget_evicted(self, was_cached: int, was_free: int, wanted: int) -> None:
-        """After an allocation: just as many as needed are gone, never one that is held."""
+        """After an allocation: as many as needed and spare are gone, never one that is held."""
         gone = {
             (root, path) for root, path in self.tree if len(self.pool.match(root, path)) < len(path)
         }
-        assert len(gone) == max(0, wanted - was_free)
+        evicts = wanted > was_free
+        assert len(gone) == evicts * min(wanted - was_free + self.spare, was_cached)
         assert was_cached - self.pool.n_cached == len(gone)
         for root, path in gone:
             del self.tree[root, path]
@@ -169,7 +171,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert keys == set(self.pool.snapshot_keys())
 
 
-PoolMachine.TestCase.settings = settings(
-    max_examples=150 * DEPTH, stateful_step_count=40, deadline=None
-)
+class SparingPoolMachine(PoolMachine):
+    """As a worker's pool, which evicts more than it needs."""
+
+    spare = 3
+
+
+for machine in (PoolMachine, SparingPoolMachine):
+    machine.TestCase.settings = settings(
+        max_examples=150 * DEPTH, stateful_step_count=40, deadline=None
+    )
 TestPoolMachine = PoolMachine.TestCase
+TestSparingPoolMachine = SparingPoolMachine.TestCase

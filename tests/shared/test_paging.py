@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -161,6 +162,39 @@ def test_an_evicted_chain_is_one_run_again() -> None:
     assert pool.n_free == 0
     taken = pool.allocate(8)
     assert taken == list(range(min(taken or [0]), min(taken or [0]) + 8))
+
+
+@pytest.mark.parametrize(("spare", "least"), [(0, 1.0), (8, 1.5)])
+def test_with_spare_blocks_those_who_grow_side_by_side_keep_neighbours(
+    spare: int, least: float
+) -> None:
+    """Four sequences grow a block each in turn into the place of chains that were evicted."""
+    pool = BlockPool(64, 4, spare=spare)
+    for name in "abcdefgh":
+        pool.release(store(pool, [f"{name}{index}".encode() for index in range(8)]))
+    assert pool.n_free == 0
+    held = [pool.allocate(1) or [] for _ in range(4)]
+    for _ in range(15):
+        for blocks in held:
+            blocks.extend(pool.allocate(1, after=blocks[-1]) or [])
+            pool.check()
+    runs = sum(b != a + 1 for blocks in held for a, b in pairwise([-9, *blocks]))
+    assert 64 / runs >= least
+    assert (runs == 64) == (spare == 0)
+    assert pool.allocate(1) is None
+
+
+def test_no_more_is_evicted_than_is_cached_and_nothing_while_there_is_room() -> None:
+    pool = BlockPool(8, 4, spare=3)
+    pool.release(store(pool, units("a", "b", "c", "d", "e")))
+    assert pool.allocate(3) is not None
+    assert pool.n_cached == 5
+    assert pool.allocate(1) is not None
+    assert (pool.n_cached, pool.n_free) == (1, 3)
+    assert pool.match(ROOT, units("a", "b")) == pool.match(ROOT, units("a"))
+    assert pool.allocate(4) is not None
+    assert (pool.n_cached, pool.n_free) == (0, 0)
+    pool.check()
 
 
 def test_what_is_free_is_found_however_it_is_scattered() -> None:
