@@ -26,6 +26,9 @@ from worker.probe import ModelShape, Probe
 
 READ_BYTES = 512 << 20
 """Larger than any cache."""
+READ_ROW = 16384
+"""Floats of a row of the product: several rows are read side by side, which is faster where they
+are longer than a page, so long as the vector stays in the cache."""
 GEMM_SIZE = 2048
 _NOISE_SLOTS = 8192
 
@@ -178,12 +181,12 @@ def read_bandwidth(device: torch.device, meter: Meter = "wall", repeats: int = 5
 
     On a CPU the memory lies in large pages, as weights and KV do.
     """
-    shape = (READ_BYTES // 4 // 1024, 1024)
+    shape = (READ_BYTES // 4 // READ_ROW, READ_ROW)
     if device.type == "cpu":
         data = huge_empty(shape, torch.float32).fill_(1.0)
     else:
         data = torch.ones(shape, device=device)
-    vector = torch.ones(1024, device=device)
+    vector = torch.ones(READ_ROW, device=device)
     best = min(
         _fastest(data.sum, device, meter, repeats),
         _fastest(lambda: data @ vector, device, meter, repeats),
