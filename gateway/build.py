@@ -137,7 +137,9 @@ class Gateway:
             )
         )
         metrics = PrometheusSink(
-            self.registry, lambda model: self.router.profile(model) is not None
+            self.registry,
+            known=lambda model: self.router.profile(model) is not None,
+            here=self.router.has,
         )
         tally, live, recent = WorkerTally(), Live(time.monotonic), Recent()
         sinks: list[RecordSink] = [metrics, tally, live]

@@ -8,7 +8,7 @@ somebody scrapes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -19,8 +19,17 @@ Labels = tuple[str, ...]
 class Counts(Collector):
     """A counter with labels."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        text: str,
+        *labels: str,
+        lasts: Callable[[Labels], bool] | None = None,
+    ) -> None:
+        """``lasts``: asked at each scrape; series for which it is false are forgotten."""
         self._name, self._text, self._labels = name, text, labels
+        self._lasts = lasts
         self._values: dict[Labels, float] = {}
         registry.register(self)
 
@@ -32,6 +41,8 @@ class Counts(Collector):
     def collect(self) -> Iterable[Metric]:
         """See :class:`Collector`."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        if (lasts := self._lasts) is not None:
+            self._values = {k: value for k, value in self._values.items() if lasts(k)}
         for labels, value in self._values.items():
             family.add_metric(labels, value)
         return [family]

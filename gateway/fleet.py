@@ -54,6 +54,11 @@ class Fleet:
         """A member, or None."""
         return self._members.get(worker)
 
+    def has(self, worker: WorkerId) -> bool:
+        """Whether it is a member, or has left with attempts that still run."""
+        left = self._departed.get(worker)
+        return worker in self._members or (left is not None and left.inflight > 0)
+
     def serving(self, model: str) -> list[Member]:
         """Members that answer to the name of a model or an adapter, in any state, by id."""
         return self._serving.get(model, [])

@@ -228,6 +228,10 @@ class Router:
         members = sorted(self._fleet, key=lambda member: member.id)
         return [self._describe(member, now) for member in members]
 
+    def has(self, worker: str) -> bool:
+        """Whether it is a member, or has left and still answers something."""
+        return self._fleet.has(WorkerId(worker))
+
     def worker_url(self, worker: WorkerId) -> str | None:
         """Base URL of a member."""
         member = self._fleet.get(worker)

@@ -42,7 +42,7 @@ OTHER = "other"
 MOST_URGENT = 5
 """Priorities beyond 5 and -5 share the labels of these."""
 MAX_WORKERS = 2048
-"""So many worker names get series of their own in a gateway's life."""
+"""So many workers get series of their own at a time."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _SHORT = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25)
@@ -76,9 +76,15 @@ def lookup(flow: TokenFlow) -> str:
 class PrometheusSink:
     """Counters and histograms of requests and attempts."""
 
-    def __init__(self, registry: CollectorRegistry, known: Callable[[str], bool]) -> None:
-        """``known`` tells whether a model may be a label."""
-        self._known = known
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        known: Callable[[str], bool],
+        here: Callable[[str], bool] = lambda worker: True,
+    ) -> None:
+        """``known`` tells whether a model may be a label, ``here`` whether a worker still is one:
+        the series of one that left are forgotten."""
+        self._known, self._here = known, here
         self._workers: set[str] = set()
         self._models: set[str] = set()
 
@@ -91,7 +97,14 @@ class PrometheusSink:
             return Distribution(registry, f"headwater_{name}", text, buckets, *labels)
 
         self._requests = counter("requests", "Answered requests.", "route", "model", "code")
-        self._attempts = counter("attempts", "Attempts on workers.", "worker", "outcome")
+        self._attempts = Counts(
+            registry,
+            "headwater_attempts",
+            "Attempts on workers.",
+            "worker",
+            "outcome",
+            lasts=lambda labels: labels[0] == OTHER or here(labels[0]),
+        )
         self._prompt = counter("prompt_tokens", "Prompt tokens, as engines say.", "model", "source")
         self._overlap = counter("overlap_tokens", "Known prompt tokens.", "model", "stage")
         self._loss = counter("loss_tokens", "Prompt tokens computed again.", "model", "reason")
@@ -170,7 +183,9 @@ class PrometheusSink:
         if worker in self._workers:
             return worker
         if len(self._workers) >= MAX_WORKERS:
-            return OTHER
+            self._workers = {name for name in self._workers if self._here(name)}
+            if len(self._workers) >= MAX_WORKERS:
+                return OTHER
         self._workers.add(worker)
         return worker
 

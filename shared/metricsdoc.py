@@ -21,10 +21,10 @@ Generated from the code by `make docs`; do not edit.
 
 A gateway shows its own at `/metrics` of the admin listener, a worker at `/metrics` of its public
 one, both with the usual `process_*` beside them. Names and labels are a contract. All series are
-bounded: names that nobody serves share one value. With `--processes N` counters are sums over all
-processes, those that died included. Counters are named as they are scraped; of a histogram there
-are `_bucket`, `_sum` and `_count`. Alert rules, a dashboard and what to do when one rings:
-[operations.md](operations.md).
+bounded: names that nobody serves share one value, and a worker's series go when it leaves. With
+`--processes N` counters are sums over all processes, those that died included. Counters are named
+as they are scraped; of a histogram there are `_bucket`, `_sum` and `_count`. Alert rules, a
+dashboard and what to do when one rings: [operations.md](operations.md).
 
 <!-- run: up -->
 ```sh

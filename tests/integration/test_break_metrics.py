@@ -126,3 +126,43 @@ def test_workers_that_come_and_go_do_not_make_series_for_ever() -> None:
     assert len(workers) == MAX_WORKERS + 1
     assert get("headwater_attempts_total", {"worker": OTHER, "outcome": "ok"}) == 500
     assert get("headwater_attempts_total", {"worker": "10.0.0:1", "outcome": "ok"}) == 1
+
+
+def test_series_of_a_worker_that_left_are_forgotten_and_begin_anew_when_it_returns() -> None:
+    registry, here = CollectorRegistry(), {"a", "b"}
+    sink = PrometheusSink(registry, known=lambda model: True, here=here.__contains__)
+
+    def attempt(worker: str) -> None:
+        sink.record(
+            RequestRecord(
+                at=0.0,
+                request_id="r",
+                attempt=1,
+                final=True,
+                route="/",
+                model="m",
+                worker=worker,
+            )
+        )
+
+    def told(worker: str) -> float | None:
+        return registry.get_sample_value(
+            "headwater_attempts_total", {"worker": worker, "outcome": "ok"}
+        )
+
+    for _ in range(2):
+        attempt("a")
+        attempt("b")
+    assert (told("a"), told("b")) == (2, 2)
+    here.remove("a")
+    assert (told("a"), told("b")) == (None, 2)
+    here.add("a")
+    attempt("a")
+    assert (told("a"), told("b")) == (1, 2)
+    for number in range(3 * MAX_WORKERS):
+        here.add(f"w{number}")
+        attempt(f"w{number}")
+        here.remove(f"w{number}")
+    attempt("b")
+    assert told(OTHER) is None, "those who left make room"
+    assert told("b") == 3
