@@ -132,6 +132,8 @@ class ParityProber:
                 parity = Parity(reason=f"the probe prompts took longer than {PROOF_S:.0f} s")
         if member.info is None or _about(member.info) != _about(info):
             return
+        if parity.verdict is Verdict.UNPROVEN and self._own.loading(info):
+            return  # Asking has begun to load: nothing is known yet, and will be in a moment.
         self._keep(info, parity)
         self._router.note_parity(info.id, parity, self._clock())
 

@@ -305,6 +305,35 @@ async def test_nothing_is_asked_before_the_own_tokenizer_is_there(
     assert not stub.asked
 
 
+async def test_asking_that_begins_to_load_the_own_tokenizer_is_no_verdict(
+    start: Start, prober: Any
+) -> None:
+    from gateway.discovery.base import Source
+
+    class Lazy(Own):
+        """Nobody has asked for its tokenizer yet."""
+
+        def missing(self, info: WorkerInfo) -> str | None:
+            if self.why is None:
+                self.wait, self.why = True, "the tokenizer is being loaded"
+            return self.why if self.wait else None
+
+    stub, notes, own = await start(), Notes(), Lazy(byte_bundle())
+    members = Members()
+    member = members.add(stub.url, Source.STATIC)
+    members.adopt(member, stub.info)
+    member.healthy = True
+    one = prober(own, notes)
+    for _ in range(3):
+        one.tick(members)
+        await asyncio.sleep(0.05)
+    assert own.wait
+    assert not notes.parity
+    own.wait = False
+    await _settle(one, members, notes, 1)
+    assert notes.parity[0].verdict is Verdict.EQUAL
+
+
 def test_the_asks_have_each_engines_form() -> None:
     text, chat = PROBES[0], PROBES[2]
     assert next(conversation("vllm", "m", text)) == Ask("/tokenize", {"model": "m", **text.fields})

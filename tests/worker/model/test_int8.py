@@ -366,6 +366,8 @@ def test_adapters_on_a_quantized_model(
         Chunk("tuned", 0, tokens, (3, 4, 5), True, params, adapter="tuned"),
     )
     plain, adapted = runner.logits(StepPlan(chunks))
-    assert distance(adapted, wanted) < 0.15
+    # A CPU without VNNI rounds activations to half as many levels.
+    near = 0.15 * 127 / (int8._fbgemm_levels() or 127)
+    assert distance(adapted, wanted) < near
     assert distance(plain, wanted) > 0.5
-    assert distance(plain, own) < 0.15
+    assert distance(plain, own) < near
