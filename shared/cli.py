@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shared.argvmask import hide_arguments
 from shared.errors import ConfigError, HeadwaterError
 
 GROUP = "headwater.commands"
@@ -96,6 +97,7 @@ def _extras() -> list[str]:
 
 def run(points: Sequence[EntryPoint], arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    hide_arguments()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     called = [point for point in points if point.name == given[0]]
     command = typer.main.get_command(build(called or points))

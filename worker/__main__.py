@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from shared.argvmask import hide_arguments
 from shared.errors import ConfigError
 from worker.cli import app
 
 
 def main() -> int:
     """Exit code: 0 good, 1 failed, 2 wrong usage or configuration."""
+    hide_arguments()
     try:
         app(prog_name="worker")
     except ConfigError as error:

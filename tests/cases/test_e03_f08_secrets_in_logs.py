@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from caserig import COMPLETIONS, body_for
+from caserig import COMPLETIONS, GatewayLauncher, body_for, wait_until
 from rig import CHAT, CUT, ROLE, ask, completion, cut_stream, delta, eventually, plain
 
 HEADERS = (("Authorization", "Bearer sk-CANARY-1"), ("x-api-key", "CANARY-2"))
@@ -68,6 +69,34 @@ async def test_nothing_is_told(stub, serve, log: io.StringIO, kind: str) -> None
         assert not any(
             secret in reply.body for secret in (b"CANARY-1", b"CANARY-2", b"CANARY-4", b"CANARY-5")
         )
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="Linux shows arguments so")
+def test_a_list_of_processes_shows_no_password(gateway_process: GatewayLauncher) -> None:
+    secret = "redis://user:CANARY-5@127.0.0.1:1/0"
+    gateway = gateway_process(redis=secret, flags=("--processes", "2"), wait=False)
+    listed: list[bytes] = []
+
+    def all_there() -> bool:
+        listed[:] = [
+            path.read_bytes()
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if _belongs_to(gateway.process.pid, path.parent)
+        ]
+        return len(listed) == 3
+
+    wait_until(all_there)
+    assert any(b"user:********@" in line for line in listed)
+    assert not any(b"CANARY" in line for line in listed)
+    assert "CANARY" not in gateway.stdout.read_text() + gateway.stderr.read_text()
+
+
+def _belongs_to(pid: int, folder: Path) -> bool:
+    try:
+        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return False  # it has ended
+    return pid in (int(folder.name), int(parent))
 
 
 async def test_one_line_a_request_with_the_facts(stub, serve, log: io.StringIO) -> None:
