@@ -71,7 +71,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Place:
     catalogue = path / "gateway" / "routing" / "catalogue.py"
     text = catalogue.read_text()
     for anchor, line in (
-        ('    "cost": lambda', CODE[1]),
+        ('    "cost": ', CODE[1]),
         ("from gateway.routing.policies.least", "from gateway.routing.policies.fits import Fits\n"),
     ):
         assert text.count(anchor) == 1
