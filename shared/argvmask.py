@@ -12,6 +12,7 @@ import ctypes
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 _PASSWORD = re.compile(r"://[^/?#@\s]*?:([^\s]+)@")
@@ -22,7 +23,7 @@ _SECRET_FLAGS = ("--token",)
 def secrets_in(arguments: Sequence[str]) -> list[str]:
     """Passwords of URLs and values of secret flags among some arguments. Pure."""
     found = [secret for each in arguments for secret in _PASSWORD.findall(each)]
-    for flag, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for flag, value in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, rest = flag.partition("=")
         if name in _SECRET_FLAGS:
             found.append(rest if equals else value)

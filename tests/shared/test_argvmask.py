@@ -35,6 +35,11 @@ _SHOW = (
 )
 def test_secrets_are_found(arguments: list[str], secrets: list[str]) -> None:
     assert secrets_in(["gateway", *arguments]) == secrets
+    assert secrets_in(arguments) == secrets
+
+
+def test_a_command_without_arguments_has_none() -> None:
+    assert secrets_in([]) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux shows arguments so")
