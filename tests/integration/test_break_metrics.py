@@ -104,21 +104,23 @@ async def test_names_labels_and_values(stub, serve) -> None:
     assert stages >= {"parse", "hash", "lookup", "rank"}  # no tokenizer here
 
 
+def attempt_on(worker: str) -> RequestRecord:
+    return RequestRecord(
+        at=0.0,
+        request_id="r",
+        attempt=1,
+        final=True,
+        route="/",
+        model="m",
+        worker=worker,
+    )
+
+
 def test_workers_that_come_and_go_do_not_make_series_for_ever() -> None:
     registry = CollectorRegistry()
     sink = PrometheusSink(registry, known=lambda model: True)
     for number in range(MAX_WORKERS + 500):
-        sink.record(
-            RequestRecord(
-                at=0.0,
-                request_id="r",
-                attempt=1,
-                final=True,
-                route="/",
-                model="m",
-                worker=f"10.0.{number}:1",
-            )
-        )
+        sink.record(attempt_on(f"10.0.{number}:1"))
     get = registry.get_sample_value
     workers = {
         s.labels["worker"] for m in registry.collect() for s in m.samples if "worker" in s.labels
@@ -133,17 +135,7 @@ def test_series_of_a_worker_that_left_are_forgotten_and_begin_anew_when_it_retur
     sink = PrometheusSink(registry, known=lambda model: True, here=here.__contains__)
 
     def attempt(worker: str) -> None:
-        sink.record(
-            RequestRecord(
-                at=0.0,
-                request_id="r",
-                attempt=1,
-                final=True,
-                route="/",
-                model="m",
-                worker=worker,
-            )
-        )
+        sink.record(attempt_on(worker))
 
     def told(worker: str) -> float | None:
         return registry.get_sample_value(
