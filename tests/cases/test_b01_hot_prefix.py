@@ -6,25 +6,28 @@ Scaled: 0.2 s per request instead of 0.5 s; each worker serves 4 at a time and q
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import pytest
 from cachestub import Engine, post, shares, words
 from caserig import COMPLETIONS
 from integration.conftest import Served
 from rig import CHAT, Stub
+from stopwatch import Stopwatch
 
 BURST = 64
+ROUNDS = 3
+"""Bursts, each on a prefix of its own, until one is as fast as asked."""
 
 
 async def burst(
     served: Served, texts: list[str], path: str, stream: bool
 ) -> tuple[list[int], float]:
     """All at once: the share of each worker, and the seconds until the last answer."""
-    begun = time.monotonic()
+    begun = Stopwatch()
     workers = await asyncio.gather(*(post(served.url, text, path, stream=stream) for text in texts))
-    return shares(workers, served.stubs), time.monotonic() - begun
+    return shares(workers, served.stubs), begun.seconds()
 
 
 async def four(stub: Callable[..., Awaitable[Stub]]) -> list[Engine]:
@@ -48,25 +51,32 @@ async def four(stub: Callable[..., Awaitable[Stub]]) -> list[Engine]:
 async def test_a_burst_on_one_prefix_uses_all_workers(
     stub, serve, path: str, stream: bool, prefix: int, tail: int, size: int
 ) -> None:
-    hot = words(prefix, 1)
-    texts = [hot + words(tail, 100 + n) for n in range(size)]
-    took = {}
+    fleets = {}
     for policy in ("least_loaded", "cost"):
         engines = await four(stub)
         served = await serve(*(e.stub for e in engines), **{"routing.policy": policy})
-        warm = await post(served.url, hot, path)
-        before = await post(served.url, hot, path)
-        counts, took[policy] = await burst(served, texts, path, stream)
-        if policy == "cost":
-            assert before == warm
-            assert min(counts) >= 1, counts
-            assert max(counts) <= 2.5 * len(texts) / 4, counts
-            holders = {
-                e.stub.id for e in engines if e.cached("user\n" + hot if path == CHAT else hot)
-            }
-            for _ in range(5):
-                assert await post(served.url, texts[0], path) in holders
-    assert took["cost"] <= 1.6 * took["least_loaded"] + 0.5, took
+        fleets[policy] = served, engines
+    # What else the machine does can only make a burst longer.
+    fastest = dict.fromkeys(fleets, inf)
+    for turn in range(1, ROUNDS + 1):
+        hot = words(prefix, turn)
+        texts = [hot + words(tail, 100 * turn + n) for n in range(size)]
+        for policy, (served, engines) in fleets.items():
+            warm = await post(served.url, hot, path)
+            before = await post(served.url, hot, path)
+            counts, took = await burst(served, texts, path, stream)
+            fastest[policy] = min(fastest[policy], took)
+            if policy == "cost":
+                assert before == warm
+                assert min(counts) >= 1, counts
+                assert max(counts) <= 2.5 * size / 4, counts
+                sent = "user\n" + hot if path == CHAT else hot
+                holders = {e.stub.id for e in engines if e.cached(sent)}
+                for _ in range(5):
+                    assert await post(served.url, texts[0], path) in holders
+        if fastest["cost"] <= 1.6 * fastest["least_loaded"] + 0.5:
+            return
+    raise AssertionError(fastest)
 
 
 async def test_a_hot_prefix_that_nobody_holds_yet(stub, serve) -> None:

@@ -19,7 +19,8 @@ from rig import CHAT
 
 BLOCK = 16
 MODELLED = {
-    "HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "50",
+    # 20 ms a prompt: what a busy machine adds must not look like one worker being the slower one
+    "HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "100",
     "HEADWATER_FAKE__DECODE_MS_PER_STEP": "0.2",
     "HEADWATER_CACHE__KV_BLOCKS": "4096",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from lorakit import write_fake
 from rig import CHAT, Reply, ask, chat, completion, eventually
+from stopwatch import Stopwatch
 
 from gateway.refusals import MODEL_GONE
 from shared.errors import ModelNotFound
@@ -115,10 +115,10 @@ async def test_predicted_is_delivered_after_load_reload_and_unload(
     await second_turn("x", LONG)
 
     await unload(has, "x")
-    gone_at = time.monotonic()
+    gone_at = Stopwatch()
     assert (await turn(served, "x", LONG)).status == 404
     await eventually(lambda: served.gateway.router.profile("x") is None)
-    assert time.monotonic() - gone_at < HEALTH_S + 1.0
+    assert gone_at.seconds() < HEALTH_S + 1.0
     reply = await turn(served, "x", LONG)
     assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
     assert reply.header("x-headwater-worker") is None

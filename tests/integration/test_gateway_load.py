@@ -30,6 +30,7 @@ from rig import (
     raw_stream,
     stream,
 )
+from stopwatch import Stopwatch
 
 
 def slow(seconds: float = 60.0, gap_s: float = 0.05) -> list:
@@ -274,17 +275,17 @@ async def test_black_holes_fail_over_and_are_left_alone(stub, serve) -> None:
     one, two = await stub(), await stub()
     served = await serve(one, two)
     await one.stop()
-    begun = time.monotonic()
+    begun = Stopwatch()
     for n in range(10):
         assert (await ask(served.url, CHAT, chat(f"{n} {n * 31}"))).status == 200
-    assert time.monotonic() - begun < 2.0
+    assert begun.seconds() < 2.0
     await two.stop()
-    begun = time.monotonic()
+    begun = Stopwatch()
     reply = await ask(served.url, CHAT, chat("x"))
     assert reply.status == 503
     assert reply.json["error"]["code"] == "no_capacity"
     assert reply.header("retry-after")
-    assert time.monotonic() - begun < 3.0
+    assert begun.seconds() < 3.0
     await eventually(lambda: not served.gateway.router.ready()[0])
     ready = await ask(served.url, "/ready")
     assert ready.status == 503
@@ -312,11 +313,11 @@ async def test_many_streams_to_one_worker_run_at_once(stub, serve, dial) -> None
     worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), 1.0, chunk(STOP + DONE), END])
     served = await serve(worker)
     clients = [await dial(served.url) for _ in range(150)]
-    begun = time.monotonic()
+    begun = Stopwatch()
     for client in clients:
         await client.send("POST", CHAT, json.dumps(chat(stream=True)).encode())
     await asyncio.gather(*(reads(client, 1) for client in clients))
-    assert time.monotonic() - begun < 2.0
+    assert begun.seconds() < 2.0
     assert served.inflight() == 150
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from stopwatch import Stopwatch
 
 from shared import rediskeys
 from shared.blocks import unpack_keys
@@ -216,10 +217,10 @@ async def test_frozen_redis_is_an_outage_and_heals(redis_server: Any) -> None:
             return not r.publisher.up
 
         assert await until(down)
-        before = time.monotonic()
+        before = Stopwatch()
         for key in range(200):
             r.store(1000 + key)
-        assert time.monotonic() - before < 0.5
+        assert before.seconds() < 0.5
         redis_server.thaw()
 
         async def caught_up() -> bool:

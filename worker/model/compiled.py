@@ -6,7 +6,7 @@ What is compiled depends on whether one or several tokens and rows are there: a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ class CompiledForward:
         self._model, self._layers = model, tuple(layers)
         for number, layer in enumerate(self._layers):
             setattr(layer, _NUMBER, number)
-        self._forward = torch.compile(model.forward, dynamic=True, backend=backend)
+        forward: Callable[..., Any] = model.forward
+        self._forward = torch.compile(forward, dynamic=True, backend=backend)
 
     def __call__(self, batch: StepBatch) -> Tensor:
         _Now.batch, _Now.layers = batch, self._layers

@@ -75,12 +75,14 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     def forward(
         self, batch: StepBatch, rows: Tensor | None = None, *, changed: bool = False

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from stopwatch import Stopwatch
 
 from gateway.config import GatewayConfig, WorkersConfig
 from gateway.feeds import Feeds
@@ -30,11 +31,12 @@ KEYS = RedisKeys("t")
 
 async def until(check: Callable[[], object], timeout_s: float = 10.0) -> float:
     """Seconds until ``check`` was true."""
-    started = time.monotonic()
+    clock = Stopwatch()
+    deadline = time.monotonic() + timeout_s
     while not check():
-        assert time.monotonic() - started < timeout_s, "it did not happen in time"
+        assert time.monotonic() < deadline, "it did not happen in time"
         await asyncio.sleep(0.01)
-    return time.monotonic() - started
+    return clock.seconds()
 
 
 class NotingRouter:

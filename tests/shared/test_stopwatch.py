@@ -1,0 +1,45 @@
+"""The tests' own clock: forgives what the machine took, and nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+
+import pytest
+from stopwatch import Stopwatch
+
+
+def spin(seconds: float) -> None:
+    """Compute for so many seconds of CPU."""
+    ends = time.process_time() + seconds
+    while time.process_time() < ends:
+        pass
+
+
+@pytest.mark.parametrize("work", [time.sleep, spin], ids=["sleeps", "computes"])
+def test_own_time_counts(work) -> None:
+    clock = Stopwatch()
+    work(0.2)
+    # The host's share is counted in steps of 10 ms.
+    assert clock.seconds() >= 0.19
+
+
+def test_waiting_for_a_cpu_does_not() -> None:
+    """Six spinning processes on one CPU: each gets a sixth of it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    others = [multiprocessing.get_context("fork").Process(target=spin, args=(5,)) for _ in range(5)]
+    try:
+        for other in others:
+            other.start()
+        clock, begun = Stopwatch(), time.monotonic()
+        spin(0.3)
+        took, shown = time.monotonic() - begun, clock.seconds()
+    finally:
+        os.sched_setaffinity(0, before)
+        for other in others:
+            other.kill()
+            other.join()
+    assert took > 0.6
+    assert shown < 0.6 * took

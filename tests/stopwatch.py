@@ -1,0 +1,57 @@
+"""How long something took on a machine that has other work as well.
+
+A limit on time is meant for an idle machine. Beside other tests on two cores, part of what a clock
+shows is time in which a process was ready to run and got no CPU. The kernel counts that for each
+process (``/proc/PID/schedstat``) and for the whole machine (``steal`` in ``/proc/stat``), so it can
+be left out. Time in which the code computed, slept or waited for an answer is not: a fault that
+takes time is seen as before, and without such counts (not Linux) nothing is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Stopwatch:
+    """Runs from its making. Leaves out what this process and those it started waited for a CPU."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._waited = _waited()
+        self._stolen_s = _stolen_s()
+
+    def seconds(self) -> float:
+        """Since the start; never more than a clock would show."""
+        took = time.monotonic() - self._begun
+        # A process that was not there at the start has waited since then only.
+        waited = sum(now - self._waited.get(pid, 0.0) for pid, now in _waited().items())
+        return max(0.0, took - waited - (_stolen_s() - self._stolen_s))
+
+
+def _waited() -> dict[int, float]:
+    """Seconds that each process waited for a CPU: this one and its descendants."""
+    found: dict[int, float] = {}
+    left = [os.getpid()]
+    while left:
+        pid = left.pop()
+        try:
+            found[pid] = int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+            for task in (_PROC / str(pid) / "task").iterdir():
+                left += map(int, (task / "children").read_text().split())
+        except (OSError, IndexError, ValueError):  # it has ended, or the kernel does not count
+            continue
+    return found
+
+
+def _stolen_s() -> float:
+    """Seconds that the host kept from one CPU of this machine, on average."""
+    try:
+        fields = (_PROC / "stat").read_text().splitlines()[0].split()
+        return int(fields[8]) / _TICKS / (os.cpu_count() or 1)
+    except (OSError, IndexError, ValueError):
+        return 0.0
