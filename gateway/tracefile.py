@@ -18,9 +18,7 @@ refer to lines of their own file only.
 
 from __future__ import annotations
 
-import gzip
 import sys
-import zlib
 from array import array
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
@@ -32,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.ledgerfile import NAME
+from gateway.packed import BrokenOff, lines_of
 from gateway.records import Outcome, RequestRecord
 from gateway.routing.base import Candidate, Query
 from shared.errors import HeadwaterError
@@ -270,23 +269,25 @@ def read_traced(
 ) -> Iterator[Traced]:
     """All requests of trace files (``.gz`` too), in the order of their ends.
 
-    :param on_bad: told about each line that cannot be read; it is left out.
+    :param on_bad: told about each line that cannot be read, and where a packed file breaks off.
     :raises TraceFileError: a file cannot be read.
     """
     for file in files:
         decoder = TraceDecoder()
+        number = 0
         try:
-            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    if not line.strip():
-                        continue
-                    try:
-                        traced = decoder.decode(line)
-                    except ValueError as error:
-                        on_bad(file, number, str(error))
-                    else:
-                        yield traced
-        except (OSError, EOFError, zlib.error) as error:
+            for number, line in enumerate(lines_of(file), 1):
+                if not line.strip():
+                    continue
+                try:
+                    traced = decoder.decode(line)
+                except ValueError as error:
+                    on_bad(file, number, str(error))
+                else:
+                    yield traced
+        except BrokenOff as error:
+            on_bad(file, number + 1, str(error))
+        except OSError as error:
             reason = getattr(error, "strerror", None) or error
             raise TraceFileError(f"{file} cannot be read: {reason}") from error
 

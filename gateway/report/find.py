@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import duckdb
 
 from gateway.records import RequestRecord
 from gateway.report.columns import rows_of
+from gateway.report.load import mend
 from gateway.report.parquet import EXPORTED, record_of
 from gateway.report.sources import resolve
-from shared.errors import ConfigError
 
 MOST = 64
 """Attempts given back: a client's id may stand for any number of requests."""
@@ -25,19 +27,24 @@ def find(paths: Sequence[str | Path], name: str) -> list[RequestRecord]:
     files = resolve(paths)
     if not files:
         return []
-    source, parameters = rows_of(files, EXPORTED, strict=False)
-    columns = ", ".join(EXPORTED)
-    with duckdb.connect(":memory:") as db:
-        db.execute("SET enable_progress_bar = false")
+    with TemporaryDirectory(prefix="headwater-find-") as spill:
         try:
-            rows = db.execute(
-                f"""SELECT {columns} FROM ({source})
-                    WHERE dropped IS NULL AND (id = $name OR client_id = $name)
-                    ORDER BY arrived DESC, attempt DESC LIMIT {MOST}""",
-                {**parameters, "name": name},
-            ).fetchall()
+            rows = _rows(files, name)
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError("ledger", str(files[0].parent), reason) from error
+            mends = mend(files, Path(spill), error)
+            rows = _rows([mends.get(file, file) for file in files], name)
     found = [record_of(dict(zip(EXPORTED, row, strict=True))) for row in reversed(rows)]
     return [record for record in found if isinstance(record, RequestRecord)]
+
+
+def _rows(files: Sequence[Path], name: str) -> list[tuple[Any, ...]]:
+    """Newest first."""
+    source, parameters = rows_of(files, EXPORTED, strict=False)
+    with duckdb.connect(":memory:") as db:
+        db.execute("SET enable_progress_bar = false")
+        return db.execute(
+            f"""SELECT {", ".join(EXPORTED)} FROM ({source})
+                WHERE dropped IS NULL AND (id = $name OR client_id = $name)
+                ORDER BY arrived DESC, attempt DESC LIMIT {MOST}""",
+            {**parameters, "name": name},
+        ).fetchall()

@@ -9,8 +9,8 @@ memory, and no slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from gateway.ledgerline import Dropped
+from gateway.packed import BREAKS_OFF, mended
 from gateway.records import RequestRecord, TokenFlow
 from gateway.report.columns import COLUMNS, TERMS, rows_of
 from gateway.report.sources import BadLine, scan
@@ -56,7 +57,7 @@ class Loaded:
     skipped: int
     """Lines that hold no JSON: cut off by a crash, or being written at this moment."""
     skipped_named: tuple[BadLine, ...]
-    """The first of them."""
+    """The first of them, those where packed files break off before the others."""
     dropped: int
     """Records that gateways had to drop, as told by the ledger."""
 
@@ -81,7 +82,7 @@ def load(files: Sequence[Path], since: float | None, memory: str = MEMORY) -> It
         }
         with duckdb.connect(str(Path(spill) / "attempts.duckdb"), config=settings) as db:
             db.execute("SET enable_progress_bar = false")  # it would go to standard output
-            named = _fill(db, files, since)
+            named, mends = _fill(db, files, since, Path(spill))
             skipped = _count(db, "SELECT count(*) FROM attempts WHERE arrived IS NULL")
             dropped = _count(db, "SELECT coalesce(sum(dropped), 0) FROM attempts")
             if skipped or dropped:
@@ -99,7 +100,7 @@ def load(files: Sequence[Path], since: float | None, memory: str = MEMORY) -> It
             )
             if not records:
                 raise EmptyLedger(_why_empty(loaded))
-            _refuse_unclosed(db, since)
+            _refuse_unclosed(db, since, {plain: file for file, plain in mends.items()})
             yield loaded
 
 
@@ -118,20 +119,37 @@ def _why_empty(loaded: Loaded) -> str:
 
 
 def _fill(
-    db: duckdb.DuckDBPyConnection, files: Sequence[Path], since: float | None
-) -> tuple[BadLine, ...]:
-    """Create ``attempts``. The strict reader is fast; only when it objects are lines looked at."""
+    db: duckdb.DuckDBPyConnection, files: Sequence[Path], since: float | None, spill: Path
+) -> tuple[tuple[BadLine, ...], dict[Path, Path]]:
+    """Create ``attempts``. The strict reader is fast; only when it objects are lines looked at.
+
+    :returns: what cannot be read, and what was read in place of which packed file.
+    """
+    mends: dict[Path, Path] = {}
     try:
         _create(db, files, since, strict=True)
         if not _count(db, "SELECT count(*) FROM attempts WHERE broken"):
-            return ()
+            return (), mends
     except duckdb.InvalidInputException:
         pass  # what is wrong is found below, line by line
     except duckdb.IOException as error:
+        mends = mend(files, spill, error)
+    bad = tuple(sorted(_torn_lines(files), key=lambda line: BREAKS_OFF not in line.reason))
+    _create(db, [mends.get(file, file) for file in files], since, strict=False)
+    return bad, mends
+
+
+def mend(files: Sequence[Path], folder: Path, error: duckdb.Error) -> dict[Path, Path]:
+    """What can be read in place of packed files that break off.
+
+    :raises ConfigError: the reader's error has another reason.
+    """
+    mends: dict[Path, Path] = {}
+    with suppress(OSError):  # of which the reader's own error tells
+        mends = mended(files, folder)
+    if not mends:
         raise ConfigError("ledger", str(files[0].parent), str(error).splitlines()[0]) from error
-    bad = tuple(_torn_lines(files))
-    _create(db, files, since, strict=False)
-    return bad
+    return mends
 
 
 def _torn_lines(files: Sequence[Path]) -> Iterator[BadLine]:
@@ -167,7 +185,9 @@ def problem_of(record: RequestRecord) -> str | None:
     return None
 
 
-def _refuse_unclosed(db: duckdb.DuckDBPyConnection, since: float | None) -> None:
+def _refuse_unclosed(
+    db: duckdb.DuckDBPyConnection, since: float | None, mended_from: Mapping[Path, Path]
+) -> None:
     """Sums that close for each record close for every group; so each record is checked."""
     # In 128 bits: the sum of two numbers must not be what cannot be reported.
     wide = ", ".join(f"t_{name}::HUGEINT AS t_{name}" for name in TERMS)
@@ -184,7 +204,7 @@ def _refuse_unclosed(db: duckdb.DuckDBPyConnection, since: float | None) -> None
     """).fetchone()
     if row is None:
         return
-    file = Path(row[0])
+    file = mended_from.get(Path(row[0]), Path(row[0]))
     for number, read in scan(file):
         if isinstance(read, BadLine | Dropped) or (since is not None and read.at < since):
             continue

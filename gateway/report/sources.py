@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.ledgerline import Dropped, decode_record
+from gateway.packed import BrokenOff, lines_of
 from gateway.records import RequestRecord
 from shared.errors import ConfigError
 
@@ -84,26 +83,30 @@ class BadLine:
     number: int
     """From 1."""
     torn: bool
-    """Not even JSON: cut off by a crash, or still being written."""
+    """Not even JSON: cut off by a crash, still being written, or where a packed file ends."""
     reason: str
 
 
 def scan(file: Path) -> Iterator[tuple[int, RequestRecord | Dropped | BadLine]]:
     """Every line that is not blank, with its number, decoded one by one: exact, but not fast.
 
-    :raises ConfigError: the file cannot be decompressed or read.
+    Where a packed file breaks off is a torn line.
+
+    :raises ConfigError: the file cannot be read.
     """
     if file.suffix == PARQUET:
         from gateway.report.parquet import rows
 
         yield from enumerate(rows(file), 1)
         return
+    number = 0
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield number, _decode(file, number, line)
-    except (OSError, EOFError, zlib.error) as error:
+        for number, line in enumerate(lines_of(file), 1):
+            if line.strip():
+                yield number, _decode(file, number, line)
+    except BrokenOff as error:
+        yield number + 1, BadLine(file, number + 1, True, str(error))
+    except OSError as error:
         raise ConfigError("ledger", str(file), f"cannot be read: {error}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.packed import BREAKS_OFF
 from gateway.report.model import Report, Section
 from gateway.report.tables import (
     WIDTH,
@@ -259,13 +260,18 @@ def _more(page: Page, hidden: int, what: str) -> None:
 
 def notes_of(report: Report) -> list[str]:
     """What a reader should know of the records themselves."""
-    notes = []
+    notes: list[str] = []
     if report.skipped_lines:
         where = f"{report.skipped[0].file}:{report.skipped[0].line}" if report.skipped else "?"
         notes.append(
             f"{counted(report.skipped_lines, 'unreadable line')} left out, first {where}"
             " (cut off by a crash, or being written now)."
         )
+    notes += [
+        f"{line.file} breaks off at line {line.line}: what else was in it is lost."
+        for line in report.skipped
+        if line.reason.startswith(BREAKS_OFF)
+    ]
     if report.dropped_records:
         notes.append(
             f"{counted(report.dropped_records, 'record')} missing: a gateway could not write them."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -364,9 +363,6 @@ def test_paths_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no such file or folder"):
             summarise([path])
     broken = tmp_path / "broken.jsonl.gz"
-    broken.write_bytes(gzip.compress(encode_record(record()) * 1000)[:-30])
-    with pytest.raises(ConfigError, match=r"ledger: .*broken"):
-        summarise([broken])
     broken.write_bytes(b"no gzip at all")
     with pytest.raises(ConfigError, match=r"ledger: .*broken"):
         summarise([broken])

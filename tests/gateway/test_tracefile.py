@@ -6,6 +6,7 @@ import gzip
 import os
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -319,6 +320,26 @@ def test_packed_files_and_missing_ones(opened: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceFileError):
         trace_files(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 0.3, 0.9, -5])
+def test_a_packed_file_that_breaks_off_gives_its_beginning(
+    opened: Any, tmp_path: Path, kept: float
+) -> None:
+    chains = talks(20, 3, 10)
+    sink = opened()
+    fill(sink, chains)
+    sink.close()
+    data = gzip.compress(sink.path.read_bytes())
+    sink.path.unlink()
+    packed = sink.path.with_name(sink.path.name + ".gz")
+    packed.write_bytes(data[: int(kept * len(data)) if 0 < kept < 1 else int(kept)])
+    got, bad = read(tmp_path)
+    whole = all_kept(chains)
+    assert got == dict(islice(whole.items(), len(got)))
+    assert (len(got) == len(whole)) == (kept < 0)
+    assert len(got) or kept in (0, 5)
+    assert len(bad) == 1, "where it breaks off is told"
 
 
 # --- simulated -----------------------------------------------------------------------------------
