@@ -20,8 +20,10 @@ Headers = list[tuple[str, str]]
 HOP_BY_HOP = frozenset(
     {
         "connection",
+        "http2-settings",
         "keep-alive",
         "proxy-authenticate",
+        "proxy-authentication-info",
         "proxy-authorization",
         "proxy-connection",
         "te",
@@ -43,8 +45,18 @@ KEPT_FROM_WORKERS = HOP_BY_HOP | {
 }
 """Request headers that are not forwarded: framing is ours, keys and ids end at the gateway."""
 
-KEPT_FROM_CLIENTS = HOP_BY_HOP | {"content-length", "server", "date", "x-request-id"}
-"""Answer headers that are not forwarded."""
+KEPT_FROM_CLIENTS = HOP_BY_HOP | {
+    "alt-svc",
+    "content-length",
+    "date",
+    "server",
+    "set-cookie",
+    "set-cookie2",
+    "strict-transport-security",
+    "x-request-id",
+}
+"""Answer headers that are not forwarded: cookies and what binds a browser to an address or to TLS
+would bind it to the gateway, for which no worker speaks."""
 
 _INTERNAL = "x-headwater-"
 

@@ -24,6 +24,7 @@ from shared import openai
 from shared.blocks import GRANULE
 from shared.deadline import timeout_s
 from shared.errors import BadRequest
+from shared.headernum import whole
 from shared.jsonsplice import Edit, apply, set_member
 from shared.openai import GenerateRequest
 from shared.types import WorkerId
@@ -262,12 +263,12 @@ def _priority(headers: Mapping[str, str]) -> int:
     text = headers.get("x-headwater-priority")
     if text is None:
         return 0
-    try:
-        return int(text)
-    except ValueError:
+    value = whole(text, -(2**31), 2**31 - 1)
+    if value is None:
         raise BadRequest(
-            "'x-headwater-priority' must be an integer.", param="x-headwater-priority"
-        ) from None
+            "'x-headwater-priority' must be an integer of 32 bits.", param="x-headwater-priority"
+        )
+    return value
 
 
 def _timeout(headers: Mapping[str, str], config: GatewayConfig) -> float:

@@ -89,6 +89,7 @@ PURE = """
     shared/errors.py
     shared/events.py
     shared/freelist.py
+    shared/headernum.py
     shared/hosttier.py
     shared/jsonsplice.py
     shared/lifetimes.py

@@ -17,7 +17,17 @@ FROM_CLIENT = (
     ("Proxy-Authorization", "y"),
     ("Proxy-Connection", "keep-alive"),
     ("Upgrade", "h2c"),
+    ("HTTP2-Settings", "AAMAAABkAAQAoAAAAAIAAAAA"),
+    ("Proxy-Authentication-Info", "z"),
 )
+SPEAKS_FOR_THE_GATEWAY = (
+    ("Set-Cookie", "session=worker; Path=/"),
+    ("Set-Cookie", "lb=s1"),
+    ("Set-Cookie2", "a=b"),
+    ("Alt-Svc", 'h2="worker:443"'),
+    ("Strict-Transport-Security", "max-age=1"),
+)
+"""A client would take these for the gateway's own: it knows no worker."""
 HOPS = {name.lower() for name, _ in FROM_CLIENT} - {"connection"}
 
 
@@ -64,7 +74,9 @@ async def test_none_of_the_workers_reaches_the_client(stub, serve, stream: bool)
         ("Keep-Alive", "timeout=1"),
         ("Proxy-Authenticate", "Basic"),
         ("Upgrade", "h2c"),
+        ("Proxy-Authentication-Info", "z"),
         ("X-Kept", "3"),
+        *SPEAKS_FOR_THE_GATEWAY,
     )
     if stream:
         kind = (("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"))
@@ -76,10 +88,33 @@ async def test_none_of_the_workers_reaches_the_client(stub, serve, stream: bool)
     reply = await ask(served.url, CHAT, body_for(CHAT, "x", stream=stream))
     assert reply.status == 200
     names = [name.lower() for name, _ in reply.headers]
-    assert not {"x-w", "keep-alive", "proxy-authenticate", "upgrade"} & set(names)
+    dropped = {"x-w", *(name.lower() for name, _ in hops[2:5] + SPEAKS_FOR_THE_GATEWAY)}
+    assert not (dropped | {"proxy-authentication-info"}) & set(names)
     assert "X-W" not in (reply.header("connection") or "")
     assert reply.header("x-kept") == "3"
     assert len([n for n in names if n in ("content-length", "transfer-encoding")]) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_upgrade_that_a_worker_offers_is_no_reason_to_break(
+    stub, serve, stream: bool
+) -> None:
+    """Apache's httpd does so on every answer."""
+    worker = await stub()
+    served = await serve(worker)
+    body = completion()[0].split(b"\r\n\r\n", 1)[1]
+    offer = (("Connection", "Upgrade, Keep-Alive"), ("Upgrade", "h2,h2c"))
+    if stream:
+        kind = (("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"))
+        worker.plays([head(200, *offer, *kind), chunk(ROLE + delta("a") + STOP + DONE), END])
+    else:
+        kind = (("Content-Type", "application/json"), ("Content-Length", str(len(body))))
+        worker.plays([head(200, *offer, *kind) + body])
+    for _ in range(3):
+        reply = await ask(served.url, CHAT, body_for(CHAT, "x", stream=stream))
+        assert (reply.status, reply.complete) == (200, True)
+        assert reply.header("upgrade") is None
+    assert len(worker.seen) == 3
 
 
 async def test_an_upgrade_is_not_made_and_expect_is_answered(stub, serve, dial) -> None:

@@ -345,6 +345,33 @@ async def test_a_client_can_shorten_its_own_deadline(stub, serve) -> None:
     late = await ask(served.url, CHAT, chat(stream=True), ("x-headwater-timeout", "0.2"))
     assert late.status == 200
     assert json.loads(late.events[-1])["error"]["code"] == "deadline_exceeded"
-    wrong = await ask(served.url, CHAT, chat(), ("x-headwater-timeout", "soon"))
-    assert wrong.status == 400
     assert served.inflight() == 0
+
+
+NO_NUMBERS = ("soon", "", "1_0", "\u0663".encode().decode("latin-1"), "0x10", "1e", "--1", "1 0")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "x-headwater-timeout",
+            (*NO_NUMBERS, "0", "-1", "inf", "nan", "1e999", "-1e9"),
+        ),
+        ("x-headwater-priority", (*NO_NUMBERS, "1.0", "inf", f"{2**31}", f"-{2**40}", "9" * 5000)),
+    ],
+)
+async def test_headers_that_hold_no_such_number(
+    stub, serve, name: str, values: tuple[str, ...]
+) -> None:
+    """What Python would read as a number is none in HTTP."""
+    worker = await stub()
+    served = await serve(worker)
+    for value in values:
+        wrong = await ask(served.url, CHAT, chat(), (name, value))
+        assert wrong.status == 400, value[:20]
+        assert wrong.json["error"]["param"] == name
+        assert len(wrong.body) < 300
+    for value in ("7", "+7", f"{2**31 - 1}"):
+        assert (await ask(served.url, CHAT, chat(), (name, value))).status == 200
+    assert len(worker.seen) == 3
