@@ -79,6 +79,7 @@ class Knowledge:
         self._index.join(
             member.id, member.info.epoch, member.stride, closed=member.evicts_leaves_first
         )
+        self._index.attach(member.id, self._learner.contents(member.id))
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and its contents with it."""
@@ -356,6 +357,7 @@ class Knowledge:
         if place != member.id and not self._learner.knows(place):
             self._learner.join(place, member.stride, member.kv_tokens_total())
             self._index.join(place, member.info.epoch, member.stride)
+            self._index.attach(place, self._learner.contents(place))
         change = self._learner.served(place, request)
         if change is not None:
             self._index.learn(place, change)

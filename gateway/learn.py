@@ -23,7 +23,7 @@ from math import gcd
 import msgspec
 
 from gateway.capacity import ASSUMED, TOLD, CapacityEstimate
-from gateway.index.base import Learned
+from gateway.index.base import Contents, Learned
 from gateway.recency import Recency
 from shared.blocks import GRANULE
 from shared.types import BlockKey, WorkerId
@@ -117,6 +117,10 @@ class Learner:
         estimate = CapacityEstimate(believed, TOLD if told else ASSUMED)
         self._workers[worker] = _Memory(stride, estimate, told)
 
+    def contents(self, worker: WorkerId) -> Contents:
+        """What a worker that has joined holds; the same object until it joins anew."""
+        return self._workers[worker].held
+
     def knows(self, worker: WorkerId) -> bool:
         """It has joined and was not forgotten."""
         return worker in self._workers
@@ -137,7 +141,7 @@ class Learner:
         """Its own events have replaced what was learned."""
         memory = self._workers.get(worker)
         if memory is not None:
-            memory.held = Recency(memory.held.clock)
+            memory.held.clear()
             memory.missed.clear()
             memory.doubted.clear()
 
@@ -175,7 +179,7 @@ class Learner:
         unnamed = request.output_tokens // memory.unit
         new = held.touch(keys, unnamed)
         gone = held.keep(blocks, int(_PAST_SHARE * blocks))
-        if new and len(keys) + unnamed > blocks and held.used(new[-1]) is None:
+        if new and len(keys) + unnamed > blocks and held.used(keys, len(keys) - 1) is None:
             # A prompt beyond the capacity: its end leaves at once, so it never came.
             both = set(new).intersection(gone)
             new, gone = [k for k in new if k not in both], [k for k in gone if k not in both]
@@ -196,10 +200,10 @@ class Learner:
             self._believe(memory, keys[:at], clock)
         if at >= len(keys) or len(keys) * unit - cached < blur:
             return ()
-        used = memory.held.used(keys[at])
+        used = memory.held.used(keys, at)
         if request.expected_tokens - cached >= blur and used is not None and used <= clock:
-            return self._missed(memory, keys[at], empty=not cached)
-        far = memory.held.distance(keys[at])
+            return self._missed(memory, keys, at, empty=not cached)
+        far = memory.held.distance(keys, at)
         if used is None and far is not None and cached:
             memory.capacity.miss(far)
         # Otherwise it was never known, or was used again meanwhile: that tells nothing.
@@ -213,21 +217,22 @@ class Learner:
                 memory.capacity.miss(distance)
             memory.missed.clear()
             memory.doubted.clear()
-        for key in reversed(delivered):
-            used = memory.held.used(key)
-            if used is not None and used > clock:
-                continue  # a sibling's, who came in between
-            known = memory.held.distance(key)
-            if known is not None:
-                memory.capacity.hit(known)
-            elif len(memory.held) >= memory.blocks:
-                # Forgotten, or somebody else's: at least as far away as all that is watched.
-                memory.capacity.hit(len(memory.held) + memory.held.watched)
-            return
+        held = memory.held
+        at = held.last_but(delivered, clock)
+        if at is None:
+            return  # all of it was used by siblings, who came in between
+        known = held.distance(delivered, at)
+        if known is not None:
+            memory.capacity.hit(known)
+        elif len(held) >= memory.blocks:
+            # Forgotten, or somebody else's: at least as far away as all that is watched.
+            memory.capacity.hit(len(held) + held.watched)
 
     @staticmethod
-    def _missed(memory: _Memory, missing: int, *, empty: bool) -> Sequence[int] | None:
-        distance = memory.held.distance(missing)
+    def _missed(
+        memory: _Memory, keys: Sequence[int], at: int, *, empty: bool
+    ) -> Sequence[int] | None:
+        distance = memory.held.distance(keys, at)
         assert distance is not None
         if empty:
             memory.missed.append(distance)
@@ -236,8 +241,8 @@ class Learner:
                 for far in memory.doubted:
                     memory.capacity.miss(far)
                 memory.doubted, memory.missed = memory.missed, []
-                memory.held = Recency(memory.held.clock)
+                memory.held.clear()
                 return None
         else:
             memory.capacity.miss(distance)
-        return memory.held.drop_before(missing)
+        return memory.held.drop_before(keys, at)

@@ -7,15 +7,15 @@ arrive; if the attempt fails, its promise is gone at once.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
 from shared.types import BlockKey, WorkerId
 
-_FEW = 8
-"""Up to so many keys it costs less to touch them one by one."""
+_EVERY = 16
+"""A promise is found by its first key and by one in so many of the others."""
 
 
 class Promise(msgspec.Struct, frozen=True, eq=False):
@@ -23,17 +23,40 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
 
     worker: WorkerId
     keys: Sequence[BlockKey]
+    """Of the whole prompt."""
+    start: int
+    """Those before it were indexed."""
+
+    def places(self) -> Iterator[int]:
+        """Of the keys by which it is found."""
+        yield self.start
+        yield from range((self.start // _EVERY + 1) * _EVERY, len(self.keys), _EVERY)
+
+    def shared(self, keys: Sequence[BlockKey], known: int) -> int:
+        """Up to where it and another prompt are the same; ``keys[known]`` is."""
+        mine = self.keys
+        high = min(len(mine), len(keys))
+        if mine[high - 1] == keys[high - 1]:
+            return high
+        low = known + 1
+        while low < high:
+            middle = (low + high) // 2
+            if mine[middle] == keys[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
 
 class Promises:
-    """All promises of this gateway, counted per worker and key.
+    """All promises of this gateway, by worker and key. A key stands for all that comes before it.
 
     :param linger_s: how long a kept promise still counts after its attempt.
     """
 
     def __init__(self, linger_s: float = 1.0) -> None:
         self._linger_s = linger_s
-        self._counts: dict[WorkerId, Counter[BlockKey]] = {}
+        self._found: dict[WorkerId, dict[BlockKey, set[Promise]]] = {}
         self._open: dict[WorkerId, set[Promise]] = {}
         self._lingering: deque[tuple[float, Promise]] = deque()
 
@@ -41,24 +64,21 @@ class Promises:
         """Promise ``keys[indexed:]``; ``indexed`` granules are in the worker's index already."""
         if self._lingering:
             self.expire(now)
-        promise = Promise(worker, keys[indexed:])
-        if promise.keys:
-            counts = self._counts.get(worker)
-            if counts is None:
-                counts, self._open[worker] = Counter(), set()
-                self._counts[worker] = counts
+        promise = Promise(worker, keys, indexed)
+        if indexed < len(keys):
+            found = self._found.get(worker)
+            if found is None:
+                found, self._open[worker] = {}, set()
+                self._found[worker] = found
             self._open[worker].add(promise)
-            if len(promise.keys) > _FEW:
-                counts.update(promise.keys)
-            else:  # what a Counter does in Python takes longer than this
-                for key in promise.keys:
-                    counts[key] = counts.get(key, 0) + 1
+            for at in promise.places():
+                found.setdefault(keys[at], set()).add(promise)
         return promise
 
     def keep(self, promise: Promise, now: float) -> None:
         """The attempt ended well: its keys count for a little longer."""
         self.expire(now)
-        if promise.keys:
+        if promise.start < len(promise.keys):
             self._lingering.append((now + self._linger_s, promise))
 
     def break_off(self, promise: Promise) -> None:
@@ -68,46 +88,41 @@ class Promises:
             return
         standing.discard(promise)
         if not standing:
-            # Nothing else is promised there: no need to count down key by key.
-            del self._open[promise.worker], self._counts[promise.worker]
+            # Nothing else is promised there: no need to take it out key by key.
+            del self._open[promise.worker], self._found[promise.worker]
             return
-        counts, keys = self._counts[promise.worker], promise.keys
-        if len(keys) > _FEW and set(map(counts.get, keys)) == {1}:  # nobody else's: all at once
-            deque(map(counts.pop, keys), maxlen=0)
-            return
-        for key in keys:
-            left = counts[key] - 1
-            if left:
-                counts[key] = left
-            else:
-                counts.pop(key)
+        found, keys = self._found[promise.worker], promise.keys
+        for at in promise.places():
+            sharing = found[keys[at]]
+            sharing.discard(promise)
+            if not sharing:
+                del found[keys[at]]
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone or empty: so is all that was promised there."""
         self._open.pop(worker, None)
-        self._counts.pop(worker, None)
+        self._found.pop(worker, None)
 
     def workers(self) -> Collection[WorkerId]:
         """Workers on which something is promised."""
-        return self._counts.keys()
+        return self._found.keys()
 
     def extend(self, worker: WorkerId, keys: Sequence[BlockKey], indexed: int) -> int:
         """Granules of ``keys`` that the worker holds or will hold, given that it holds ``indexed``.
 
-        Promises run from what was indexed to the end of a prompt, so beyond ``indexed`` they are
-        closed under taking prefixes and a bisection finds their end. Pure.
+        Only a promise that begins where the worker's index ends, or before, says so. Pure.
         """
-        counts = self._counts.get(worker)
-        if counts is None or indexed >= len(keys) or keys[indexed] not in counts:
+        found, ahead, size = self._found.get(worker), indexed, len(keys)
+        if found is None or indexed >= size:
             return indexed
-        low, high = indexed + 1, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if keys[middle] in counts:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        for at in range(indexed - indexed % _EVERY, indexed + 1):
+            for promise in found.get(keys[at], ()):
+                # Of many siblings nearly all end here.
+                if ahead < len(promise.keys) and promise.keys[ahead] == keys[ahead]:
+                    ahead = promise.shared(keys, ahead)
+                    if ahead == size:
+                        return size
+        return ahead
 
     def expire(self, now: float) -> None:
         """Let go of kept promises whose time is over."""

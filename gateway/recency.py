@@ -12,8 +12,10 @@ never rise, and the blocks that were used last by one prompt are a slice of its 
     use = prompt[lo:mid] held, prompt[mid:hi] watched      lo rises when others use the beginning,
                                                            mid and hi fall when its end gets too old
 
-Ends of slices are found by bisection, and a prompt that goes on where its last turn ended keeps its
-use: only what is new, and what others used in between, is touched key by key.
+A key also stands for its place. So two prompts agree exactly up to where their keys begin to
+differ, and a slice is found by its first key: who took what came before it is used later, and where
+a prompt leaves one slice it meets the next one at its beginning, or nothing that is known. Ends of
+slices are bisected for, and nothing is done key by key.
 """
 
 from __future__ import annotations
@@ -53,6 +55,25 @@ class _Use(msgspec.Struct, eq=False):
     def part(self, first: int, last: int) -> Sequence[int]:
         return self.path[first - self.base : last - self.base]
 
+    def owns(self, keys: Sequence[int], at: int) -> bool:
+        """Whether ``keys[at]`` is one of its own; ``at`` is not before its first."""
+        return at < self.hi and self.path[at - self.base] == keys[at]
+
+    def shared(self, keys: Sequence[int], last: int) -> int:
+        """Up to where its path and ``keys``, which has its first key, are the same; not beyond
+        ``last``."""
+        path, base, low = self.path, self.base, self.lo + 1
+        if last <= low or path[last - 1 - base] == keys[last - 1]:
+            return last
+        high = last - 1
+        while low < high:
+            middle = (low + high) // 2
+            if path[middle - base] == keys[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def trim(self) -> None:
         """Let go of keys that it has lost, once they are most of what it lists."""
         if self.hi - self.lo < len(self.path) // 2:
@@ -66,7 +87,14 @@ class Recency:
     """
 
     def __init__(self, clock: int = 0) -> None:
-        self._known: dict[int, _Use] = {}
+        self.clock = clock
+        """Number of the last use."""
+        self.clear()
+
+    def clear(self) -> None:
+        """All blocks are gone."""
+        self._first: dict[int, _Use] = {}
+        """Uses by the first key of their slice."""
         self._uses: list[_Use] = []
         """By number."""
         self._edge = self._oldest = 0
@@ -77,10 +105,8 @@ class Recency:
         """Those of 64 uses each."""
         self._most = _FIRST_SIZE
         """So many uses there may be until those without blocks leave the list."""
-        self._held = self.watched = 0
+        self._held = self._unnamed = self.watched = 0
         """``watched``: blocks that are not held any more, but known."""
-        self.clock = clock
-        """Number of the last use."""
 
     def __len__(self) -> int:
         return self._held
@@ -92,60 +118,85 @@ class Recency:
         """
         if len(self._uses) >= self._most:
             self._rebuild()
-        known, size = self._known, len(keys)
-        kept, begin, stop = None, 0, 0  # the longest slice that is whole
-        held: int | None = None
-        runs: list[tuple[int, int, _Use]] = []
-        if size and keys[0] in known:
-            runs = self._runs(keys)
+        size = len(keys)
+        held: int | None = 0
+        if size and keys[0] in self._first:
+            held, runs = None, self._runs(keys)
             for first, end, use in runs:
                 if held is None and use.mid < end:
                     held = max(first, use.mid)
-                if first == use.lo and end == use.hi and end - first > stop - begin:
-                    kept, begin, stop = use, first, end
-            for first, end, use in runs:
                 self._lose(use, first, end)
             if held is None:
                 held = runs[-1][1]
-        use = self._renewed(kept, keys, unnamed)
-        if stop - begin < size:
-            for part in (keys[:begin], keys[stop:]) if stop else (keys,):
-                for key in part:
-                    known[key] = use
+        self._put(keys, unnamed)
         self._held += size + unnamed
+        self._unnamed += unnamed
         return keys[held:] if held else keys
 
-    def distance(self, key: int) -> int | None:
-        """How many blocks were used after it; None: it is not known. Pure."""
-        use = self._known.get(key)
+    @property
+    def entries(self) -> int:
+        """Blocks that are held and whose keys are known. Pure."""
+        return self._held - self._unnamed
+
+    def depth(self, keys: Sequence[int]) -> int:
+        """How many of a prompt's first keys are held. Pure."""
+        size, first, slices = len(keys), 0, self._first
+        while first < size and (use := slices.get(keys[first])) is not None:
+            high = min(size, use.mid)
+            if high <= first:
+                break
+            first = use.shared(keys, high)
+        return first
+
+    def distance(self, keys: Sequence[int], at: int) -> int | None:
+        """How many blocks were used after ``keys[at]`` of a prompt; None: it is not known. Pure."""
+        use = self._owner(keys, at)
         if use is None:
             return None
         return self._held + self.watched - self._up_to(use.place)
 
-    def used(self, key: int) -> int | None:
-        """``clock`` at its last use; None: it is not held. Pure."""
-        use = self._known.get(key)
-        if use is None or not self._holds(use, key):
-            return None
-        return use.number
+    def used(self, keys: Sequence[int], at: int) -> int | None:
+        """``clock`` at the last use of ``keys[at]`` of a prompt; None: it is not held. Pure."""
+        use = self._owner(keys, at)
+        return None if use is None or at >= use.mid else use.number
+
+    def last_but(self, keys: Sequence[int], clock: int) -> int | None:
+        """Place of the last of a prompt's keys, but for those that are held and were used after
+        ``clock``; None: there is no other. Pure."""
+        runs = self._runs(keys)
+        if keys and (not runs or runs[-1][1] < len(keys)):
+            return len(keys) - 1
+        for _, end, use in reversed(runs):
+            if use.mid < end or use.number <= clock:
+                return end - 1
+        return None
 
     def keep(self, most: int, watch: int = 0) -> list[int]:
         """Hold the newest ``most`` blocks and watch at most ``watch`` of the others; returns the
         keys that are not held any more, the oldest first."""
         gone: list[int] = []
         while self._held > most:
-            use = self._first(self._edge)
+            use = self._first_held(self._edge)
             gone += self._let_go(use, self._held - most)
         while self.watched > watch:
             self._forget(self.watched - watch)
         return gone
 
-    def drop_before(self, key: int) -> list[int]:
-        """Forget all that was used last before ``key``, which is held, was; returns what of it was
-        held, the oldest first."""
-        limit = self._known[key].number
+    def shed(self, count: int) -> None:
+        """Hold so many named blocks less, or none, the oldest first; they are watched."""
+        left = max(0, self.entries - count)
+        while self.entries > left:
+            most = self._held - (self.entries - left)
+            self.keep(most, self.watched + count)
+
+    def drop_before(self, keys: Sequence[int], at: int) -> list[int]:
+        """Forget all that was used last before ``keys[at]`` of a prompt was, which is held;
+        returns what of it was held, the oldest first."""
+        owner = self._owner(keys, at)
+        assert owner is not None
+        limit = owner.number
         gone: list[int] = []
-        while (use := self._first(self._edge)).number < limit:
+        while (use := self._first_held(self._edge)).number < limit:
             gone += self._let_go(use, use.held)
         for use in self._uses[self._oldest : self._edge]:
             self._cut(use, use.hi - use.mid)
@@ -155,55 +206,49 @@ class Recency:
 
     def _runs(self, keys: Sequence[int]) -> list[tuple[int, int, _Use]]:
         """(first, one after the last, use) of the prompt's known beginning, in order."""
-        known, first = self._known, 0
+        first, size, slices = 0, len(keys), self._first
         runs: list[tuple[int, int, _Use]] = []
-        while first < len(keys) and (use := known.get(keys[first])) is not None:
-            low, high = first + 1, min(use.hi, len(keys))
-            if high > low and known.get(keys[high - 1]) is use:
-                low = high
-            while low < high:
-                middle = (low + high) // 2
-                if known.get(keys[middle]) is use:
-                    low = middle + 1
-                else:
-                    high = middle
-            runs.append((first, low, use))
-            first = low
+        while first < size and (use := slices.get(keys[first])) is not None:
+            end = use.shared(keys, min(size, use.hi))
+            runs.append((first, end, use))
+            first = end
         return runs
+
+    def _owner(self, keys: Sequence[int], at: int) -> _Use | None:
+        """Whose block ``keys[at]`` is."""
+        first, slices = 0, self._first
+        while first <= at and (use := slices.get(keys[first])) is not None:
+            if use.owns(keys, at):
+                return use
+            first = use.shared(keys, min(use.hi, at))
+        return None
 
     def _lose(self, use: _Use, first: int, end: int) -> None:
         """Another prompt has used ``[first, end)``, which is where the slice begins."""
         held = max(0, min(end, use.mid) - first)
         self._held -= held
         self.watched -= end - first - held
-        before = use.hi - use.lo
-        use.lo, use.mid, use.hi = end, max(end, use.mid), max(end, use.hi)
+        del self._first[use.path[first - use.base]]
+        if end < use.hi:
+            self._first[use.path[end - use.base]] = use
+        use.lo, use.mid = end, max(end, use.mid)
         use.trim()
-        self._add(use.place, use.hi - end - before)
+        self._add(use.place, first - end)
 
-    def _renewed(self, use: _Use | None, keys: Sequence[int], unnamed: int) -> _Use:
-        """The latest use, of all of a prompt: ``use``, which has lost its slice, or another."""
+    def _put(self, keys: Sequence[int], unnamed: int) -> None:
+        """The latest use, of all of a prompt."""
         self.clock += 1
-        uses, place, size = self._uses, len(self._uses), len(keys)
-        if use is None:
-            use = _Use(self.clock, place, keys, 0, 0, size, size, unnamed)
-        else:
-            uses[use.place] = _Use(use.number, use.place, unnamed=use.unnamed)
-            use.number, use.place, use.unnamed = self.clock, place, unnamed
-            use.path, use.base, use.lo, use.mid, use.hi = keys, 0, 0, size, size
-        uses.append(use)
+        place, size = len(self._uses), len(keys)
+        use = _Use(self.clock, place, keys, 0, 0, size, size, unnamed)
+        if size:
+            self._first[keys[0]] = use
+        self._uses.append(use)
         self._counts.append(size + unnamed)
         if place >> _CHUNK_BITS == len(self._sums):
             self._sums.append(0)
         self._sums[place >> _CHUNK_BITS] += size + unnamed
-        return use
 
-    def _holds(self, use: _Use, key: int) -> bool:
-        if use.mid == use.hi:
-            return True
-        return use.mid > use.lo and key not in use.part(use.mid, use.hi)
-
-    def _first(self, edge: int) -> _Use:
+    def _first_held(self, edge: int) -> _Use:
         """The oldest use from a place on that holds something; there must be one."""
         while not self._uses[edge].held:
             edge += 1
@@ -221,6 +266,7 @@ class Recency:
         unnamed = min(most - named, use.unnamed)
         use.unnamed -= unnamed
         self._held -= named + unnamed
+        self._unnamed -= unnamed
         if unnamed:
             self._add(use.place, -unnamed)
         return gone
@@ -232,10 +278,8 @@ class Recency:
         self._cut(use, min(most, use.hi - use.mid))
 
     def _cut(self, use: _Use, count: int) -> None:
-        gone = use.part(use.hi - count, use.hi)
-        forget = self._known.pop
-        for key in gone:
-            forget(key, None)
+        if count and count == use.hi - use.lo:
+            del self._first[use.path[use.lo - use.base]]
         use.hi -= count
         use.trim()
         self.watched -= count

@@ -33,6 +33,6 @@ async def grow(table: PrefixTable) -> None:
     be done."""
     if not numpy_at_hand():
         return
-    while table.entries < LOAD_AT_SHARE * table.compact_from:
+    while table.told < LOAD_AT_SHARE * table.compact_from:
         await tick(LOOK_EVERY_S)
     await asyncio.to_thread(use_arrays, table)

@@ -45,6 +45,27 @@ class Learned(msgspec.Struct, frozen=True):
     """Too old to be believed any longer."""
 
 
+class Contents(Protocol):
+    """What was learned of one worker: whole beginnings of prompts, kept where they are learned."""
+
+    @property
+    def entries(self) -> int:
+        """Keys held."""
+        ...
+
+    def depth(self, keys: Sequence[int]) -> int:
+        """How many of a prompt's first keys, of the worker's stride, are held. Pure."""
+        ...
+
+    def shed(self, count: int) -> None:
+        """Give up so many of the keys that were used longest ago."""
+        ...
+
+    def clear(self) -> None:
+        """All of it is gone."""
+        ...
+
+
 class PrefixIndex(Protocol):
     """Synchronous and in process: remote state is followed by a feed that calls :meth:`apply`."""
 
@@ -60,8 +81,14 @@ class PrefixIndex(Protocol):
         """Mutates. Batches of one (worker, epoch, source) count up by one from 1."""
         ...
 
+    def attach(self, worker: WorkerId, contents: Contents) -> None:
+        """What is learned of a worker is found here, beside what its events say, until it is
+        forgotten. An unknown worker's is not. Mutates."""
+        ...
+
     def learn(self, worker: WorkerId, change: Learned) -> None:
-        """Take in what was learned of a worker; of an unknown one it is dropped. Mutates."""
+        """What was attached has changed; of an unknown worker it is dropped. What is gone is gone
+        from what its events said as well. Mutates."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.index.base import Applied, Learned, Match
+from gateway.index.base import Applied, Contents, Learned, Match
 from gateway.index.holdings import Holdings
 from gateway.index.links import Links
 from gateway.index.slots import Slot
@@ -55,6 +55,12 @@ class _Holder:
     host: Slot | None = None
     """What it holds in host memory; opened when it first says so."""
     sources: dict[str, _Source] = field(default_factory=dict)
+    learned: Contents | None = None
+    """What is learned of it, beside what the slots say."""
+
+    @property
+    def learned_blocks(self) -> int:
+        return 0 if self.learned is None else self.learned.entries
 
 
 class PrefixTable:
@@ -72,6 +78,8 @@ class PrefixTable:
         self.compact_from = COMPACT_FROM
         self._strides: dict[int, Holdings] = {}
         self._holders: dict[WorkerId, _Holder] = {}
+        self._learning: dict[WorkerId, _Holder] = {}
+        """Those with contents that are learned."""
         self._links = Links()
         self.ignored_events = 0
         """Events of tiers or strides that are not indexed here."""
@@ -80,9 +88,14 @@ class PrefixTable:
         return f"PrefixTable({self.entries} entries, {len(self._holders)} workers)"
 
     @property
+    def told(self) -> int:
+        """Those that events told."""
+        return sum(holdings.entries for holdings in self._strides.values())
+
+    @property
     def entries(self) -> int:
         """(block, worker) pairs."""
-        return sum(holdings.entries for holdings in self._strides.values())
+        return self.told + sum(holder.learned_blocks for holder in self._learning.values())
 
     def join(self, worker: WorkerId, epoch: Epoch, stride: int, *, closed: bool = False) -> None:
         """Make room for a worker; another epoch or stride empties what was known."""
@@ -99,6 +112,7 @@ class PrefixTable:
         """Drop a worker and all it held."""
         holder = self._holders.pop(worker, None)
         if holder is not None:
+            self._learning.pop(worker, None)
             self._strides[holder.stride].abandon(holder.slot)
             self._leave_host(holder)
         self.tidy(_SLICE)
@@ -107,7 +121,9 @@ class PrefixTable:
         """Index entries of one worker and tier."""
         holder = self._holders.get(worker)
         slot = None if holder is None else holder.host if tier is Tier.HOST else holder.slot
-        return 0 if slot is None or tier is Tier.DISK else slot.count
+        if holder is None or slot is None or tier is Tier.DISK:
+            return 0
+        return slot.count + (holder.learned_blocks if slot is holder.slot else 0)
 
     def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:
         """Epoch and last applied sequence number; None if nothing was applied yet."""
@@ -120,13 +136,14 @@ class PrefixTable:
         """Workers that hold a prefix of ``keys`` (one per granule). Exact; a hole ends it."""
         found: dict[WorkerId, Match] = {}
         for stride, holdings in self._strides.items():
-            if not holdings.entries:
-                continue
             wanted = keys if stride == 1 else keys[stride - 1 :: stride]
-            for depth, mask in holdings.depths(wanted):
+            for depth, mask in holdings.depths(wanted) if holdings.entries else ():
                 result = Match(depth * stride * GRANULE)
                 for worker in holdings.workers_in(mask):
                     found[worker] = result
+            for worker, holder in self._learning.items():
+                if holder.stride == stride:
+                    _add_learned(worker, holder, holdings, wanted, found)
             if holdings.tiered:
                 self._extend(holdings, wanted, stride * GRANULE, found)
         return found
@@ -172,20 +189,25 @@ class PrefixTable:
         self.tidy(_SLICE)
         return verdict
 
+    def attach(self, worker: WorkerId, contents: Contents) -> None:
+        """What is learned of a worker is found here as well, until it is forgotten."""
+        holder = self._holders.get(worker)
+        if holder is not None:
+            holder.learned = contents
+            self._learning[worker] = holder
+
     def learn(self, worker: WorkerId, change: Learned) -> None:
-        """Take in what was learned of a worker; of an unknown one it is dropped."""
+        """What was learned of a worker has changed; of an unknown one it is dropped."""
         holder = self._holders.get(worker)
         if holder is None:
             return
         if change.cleared:
             self._empty(worker, holder)
-        holdings = self._strides[holder.stride]
-        if change.lost:
+        if holder.slot.count:
+            holdings = self._strides[holder.stride]
             holdings.remove(holder.slot, change.lost, nested=True)
-        if change.evicted:
             holdings.remove(holder.slot, change.evicted, nested=True)
         if change.stored:
-            holdings.add(holder.slot, change.stored, nested=True)
             self._keep_cap(holder.stride)
         self.tidy(_SLICE)
 
@@ -212,11 +234,14 @@ class PrefixTable:
         holdings = self._strides[holder.stride]
         if isinstance(event, CacheCleared):
             self._empty(worker, holder)
+            self._unlearn(holder)
         elif event.tier is Tier.DISK:
             self.ignored_events += 1
         else:
             if isinstance(event, Snapshot):
                 self._empty(worker, holder, event.tier)
+                if event.tier is Tier.GPU:
+                    self._unlearn(holder)
             slot = holder.slot
             if event.tier is Tier.HOST:
                 slot = holder.host = holder.host or holdings.open(worker, lower=True)
@@ -252,6 +277,12 @@ class PrefixTable:
             holder.slot = holdings.open(worker, sworn=holder.closed)
         self._leave_host(holder)
 
+    @staticmethod
+    def _unlearn(holder: _Holder) -> None:
+        """It has told itself what it holds now."""
+        if holder.learned is not None:
+            holder.learned.clear()
+
     def _leave_host(self, holder: _Holder) -> None:
         if holder.host is not None:
             self._strides[holder.stride].abandon(holder.host)
@@ -261,11 +292,38 @@ class PrefixTable:
         holdings = self._strides[stride]
         if self.compact and type(holdings) is Holdings and holdings.keys >= self.compact_from:
             self._strides[stride] = self.compact(holdings)
-        entries = holdings.entries if len(self._strides) == 1 else self.entries
-        excess = entries - self._max
+        one = len(self._strides) == 1 and not self._learning
+        excess = (holdings.entries if one else self.entries) - self._max
         if excess > 0:
             # A little more than it must, so that it is not done for every batch.
-            self._strides[stride].drop(excess + self._max // 512, self._rng)
+            self._drop(stride, excess + self._max // 512)
+
+    def _drop(self, stride: int, excess: int) -> None:
+        """Of what events said, or of what was learned of one worker: whatever is more."""
+        told = self._strides[stride].entries
+        most = max(self._learning.values(), key=lambda one: one.learned_blocks, default=None)
+        if most is not None and most.learned is not None and most.learned_blocks > told:
+            most.learned.shed(excess)
+        else:
+            self._strides[stride].drop(excess, self._rng)
+
+
+def _add_learned(
+    worker: WorkerId,
+    holder: _Holder,
+    holdings: Holdings,
+    wanted: Sequence[BlockKey],
+    found: dict[WorkerId, Match],
+) -> None:
+    """What was learned of a worker, if that is more than its events said."""
+    assert holder.learned is not None
+    depth = holder.learned.depth(wanted)
+    if depth and holder.slot.count:  # its events may go on where it ends
+        depth = holdings.end_of_run(wanted, depth, holder.slot.bit)
+    tokens = depth * holder.stride * GRANULE
+    known = found.get(worker)
+    if depth and (known is None or known.tokens < tokens):
+        found[worker] = Match(tokens)
 
 
 def _check_sequence(holder: _Holder, batch: EventBatch) -> Applied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from routerkit import Rig, ok
 from gateway.ghosts import GhostMemory
 from gateway.index.table import PrefixTable
 from gateway.learn import DEFAULT_CAPACITY_TOKENS, Learner, Served
-from gateway.promises import Promises
+from gateway.promises import Promise, Promises
 from gateway.recency import Recency
 from gateway.routing.base import Trust
 from shared.events import Snapshot, stored
@@ -34,6 +35,7 @@ class World:
         self.table = PrefixTable(10**6, Random(0))
         self.table.join(W, Epoch(1), stride)
         self.learner.join(W, stride, capacity)
+        self.table.attach(W, self.learner.contents(W))
 
     def serve(
         self, prompt: list[BlockKey], cached: int | None, expected: int = 0, **fields: int | None
@@ -219,13 +221,27 @@ class LruList:
         both = {**self.watched, **self.held}
         return sum(use > both[key] for use in both.values()) if key in both else None
 
+    def depth(self, prompt: list[int]) -> int:
+        return next((at for at, key in enumerate(prompt) if key not in self.held), len(prompt))
 
+    def last_but(self, prompt: list[int], clock: int) -> int | None:
+        places = [at for at, key in enumerate(prompt) if self.held.get(key, clock) <= clock]
+        return places[-1] if places else None
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 1), st.sampled_from((1, 5, 16, 40))), max_size=4)
+"""A prompt: pieces by kind and length."""
 PATHS = st.lists(st.integers(0, 1), max_size=7)
 """Prompts are paths in a tree, and a key is the number of a node in it."""
 
 
 def path_keys(turns: list[int]) -> list[int]:
     return [int("1" + "".join(map(str, turns[: n + 1])), 2) for n in range(len(turns))]
+
+
+def path_to(key: int) -> list[int]:
+    """The prompt that ends with this key."""
+    return path_keys([int(turn) for turn in f"{key:b}"[1:]])
 
 
 @given(
@@ -246,22 +262,30 @@ def test_recency_is_an_lru_list(steps: list[tuple[str, Any, int]]) -> None:
             assert recency.touch(prompt, further) == model.touch(prompt, further)
         elif what == "keep":
             assert recency.keep(value, further) == model.keep(value, further)
-        elif value and (key := path_keys(value)[-1]) in model.held:
-            assert recency.drop_before(key) == model.drop_before(key)
+        elif value and (prompt := path_keys(value))[-1] in model.held:
+            last = len(prompt) - 1
+            assert recency.drop_before(prompt, last) == model.drop_before(prompt[-1])
         assert (len(recency), recency.watched) == (len(model.held), len(model.watched))
+        assert recency.entries == sum(key >= 0 for key in model.held)
         for key in range(2, 256):
-            assert recency.distance(key) == model.distance(key)
-            assert recency.used(key) == model.held.get(key)
+            prompt = path_to(key)
+            for at in range(len(prompt)):
+                assert recency.distance(prompt, at) == model.distance(prompt[at])
+                assert recency.used(prompt, at) == model.held.get(prompt[at])
+            assert recency.depth(prompt) == model.depth(prompt)
+            for clock in (model.uses - 1, further):
+                assert recency.last_but(prompt, clock) == model.last_but(prompt, clock)
 
 
 def test_recency_is_exact_over_many_uses() -> None:
     recency, rng = Recency(), Random(3)
     for n in range(3000):
-        recency.touch([rng.randrange(50) for _ in range(1)] + [1000 + n])
+        last = [rng.randrange(50), 1000 + n]
+        recency.touch(last)
         recency.keep(200)
     recency.touch([7])
-    assert recency.distance(7) == 0
-    assert recency.distance(3999) == 1
+    assert recency.distance([7], 0) == 0
+    assert recency.distance(last, 1) == 1
 
 
 def test_a_worker_told_capacity_bounds_the_belief() -> None:
@@ -351,6 +375,62 @@ def test_ghosts_remember_prefixes_within_bounds() -> None:
     ghosts.remember(keys(1, 5000))
     assert 0 < ghosts.seen(keys(1, 5000)) <= 1000
     assert len(ghosts) <= 1000
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("make"), PIECES, st.integers(0, 90)),
+            st.tuples(st.sampled_from(("break", "keep")), st.integers(0, 9), st.integers(0, 9)),
+        ),
+        max_size=40,
+    )
+)
+def test_promises_say_what_a_walk_over_them_says(steps: list[tuple[str, Any, int]]) -> None:
+    promises = Promises(linger_s=2.0)
+    made: list[Promise] = []
+    until: dict[Promise, float] = {}
+    """Those that count, and how long."""
+    prompts: list[list[BlockKey]] = []
+    for now, (what, value, number) in enumerate(steps):
+        if what == "make":
+            prompt = [
+                BlockKey(key) for piece in range(len(value)) for key in piece_of(value, piece)
+            ]
+            prompts.append(prompt)
+            made.append(promises.make(W, prompt, min(number, len(prompt)), now))
+            until[made[-1]] = inf
+        elif value < len(made):
+            promise = made[value]
+            if what == "break":
+                promises.break_off(promise)
+                until.pop(promise, None)
+            elif until.get(promise) == inf:
+                promises.keep(promise, now)
+                until[promise] = now + 2.0
+        promises.expire(now)
+        until = {promise: end for promise, end in until.items() if end > now}
+        for prompt in prompts:
+            for indexed in {0, number, len(prompt) // 2, max(0, len(prompt) - 1)}:
+                ends = [agreed(promise, prompt, indexed) for promise in until]
+                assert promises.extend(W, prompt, indexed) == max([indexed, *ends])
+
+
+def piece_of(pieces: list[tuple[int, int]], number: int) -> list[int]:
+    """Keys of a piece of a prompt: they stand for all that comes before them."""
+    before = hash(tuple(pieces[:number]))
+    kind, length = pieces[number]
+    return [hash((before, kind, at)) for at in range(length)]
+
+
+def agreed(promise: Promise, prompt: list[BlockKey], indexed: int) -> int:
+    """Up to where a promise that covers ``indexed`` is the same as a prompt; else 0."""
+    same = 0
+    for mine, key in zip(promise.keys, prompt, strict=False):
+        if mine != key:
+            break
+        same += 1
+    return same if promise.start <= indexed < same else 0
 
 
 def test_promises_are_counted_per_attempt() -> None:

@@ -13,7 +13,7 @@ from gateway.index.backends import use_arrays
 from gateway.index.table import PrefixTable
 from gateway.learn import Learner, Served
 from shared.blocks import chain_keys, pack_keys
-from shared.events import CacheEvent, EventBatch, Snapshot, removed, stored
+from shared.events import CacheCleared, CacheEvent, EventBatch, Snapshot, removed, stored
 from shared.types import BlockKey, Epoch, WorkerId
 
 LEARNED = [WorkerId("l1"), WorkerId("l2"), WorkerId("l3")]
@@ -61,6 +61,7 @@ class Both:
             self.table.join(worker, Epoch(1), 1, closed=worker in (OURS, WRONG))
         for number, worker in enumerate(LEARNED):
             self.learner.join(worker, 1, 1024 + 800 * number)
+            self.table.attach(worker, self.learner.contents(worker))
 
     def serve(self, worker: WorkerId, prompt: list[BlockKey], cached: int | None) -> None:
         held, clock = self.plain.held[worker], self.learner.clock(worker)
@@ -115,6 +116,8 @@ class Both:
         self.learner.reset(worker)
         self.table.forget(worker)
         self.table.join(worker, Epoch(1), 1, closed=worker in (OURS, WRONG))
+        if worker in LEARNED:
+            self.table.attach(worker, self.learner.contents(worker))
         self.seqs[worker] = 0
 
     def matched(self, prompt: list[BlockKey]) -> dict[str, int]:
@@ -178,6 +181,10 @@ def test_after_entries_were_dropped_a_hole_still_ends_a_match(storage: str) -> N
             for worker in both.plain.held
         }
         for worker, tokens in both.matched(prompt).items():
+            if worker in LEARNED:  # only beginnings of prompts are known there, and stay so
+                half = len(prompt) // 2
+                assert both.matched(prompt[:half]).get(worker, 0) == min(tokens, 16 * half)
+                continue
             whole = next((i for i, k in enumerate(prompt) if k not in held[worker]), len(prompt))
             assert tokens == 16 * whole
     assert both.table.entries <= 150 + 2
@@ -252,3 +259,70 @@ def test_what_is_only_said_is_still_checked_after_the_storage_has_changed() -> N
     for _ in range(64):
         both.matched(prompt)
     assert both.matched(prompt) == {WRONG: 16 * 50}
+
+
+@pytest.mark.parametrize("storage", ["dict", "arrays"])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            TURNS,
+            st.sampled_from(("serve", "told", "clear", "snapshot")),
+            st.sampled_from((None, 0, 64, 9999)),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_what_is_learned_stands_beside_what_events_say(
+    storage: str, steps: list[tuple[list[tuple[int, int]], str, int | None]]
+) -> None:
+    """Of one worker, while its events are followed with gaps: both are whole beginnings, so it
+    holds what either says, and what is found to be gone is gone from both."""
+    worker = LEARNED[0]
+    both = Both(storage, 10**6)
+    held = both.plain.held[worker]
+    prompts: list[list[BlockKey]] = []
+    for turns, what, cached in steps:
+        prompt = prompt_of(turns)
+        prompts.append(prompt)
+        if what == "serve":
+            both.serve(worker, prompt, None if cached is None else min(cached, 16 * len(prompt)))
+        elif what == "told":
+            depth = both.plain.match(prompt).get(worker, 0) // 16
+            held.update(prompt)
+            parent = prompt[depth - 1] if depth else None
+            both.apply(worker, stored(list(prompt[depth:]), parent))
+        elif what == "clear":
+            held.clear()
+            both.apply(worker, CacheCleared())
+        else:
+            held.clear()
+            held.update(prompt)
+            both.apply(worker, Snapshot(pack_keys(sorted(prompt))))
+        for known in prompts:
+            assert both.matched(known) == both.plain.match(known)
+    both.table.check()
+
+
+def test_what_was_learned_counts_for_the_cap_and_goes_the_oldest_first() -> None:
+    both = Both("dict", 100)
+    old, young, other = prompt_of([(0, 40)]), prompt_of([(1, 40)]), prompt_of([(2, 38)])
+    for prompt in (old, young):
+        both.serve(LEARNED[2], prompt, None)
+    both.serve(LEARNED[1], other, None)
+    blocks = [both.table.blocks(worker) for worker in LEARNED]
+    assert both.table.entries == sum(blocks) == 100
+    assert both.matched(young) == {LEARNED[2]: 640}
+    assert both.matched(other) == {LEARNED[1]: 16 * 38}
+    assert both.matched(old) == {LEARNED[2]: 16 * 22}
+
+
+def test_what_was_learned_goes_before_what_many_events_told_only_if_it_is_more() -> None:
+    both = Both("dict", 100)
+    learned = prompt_of([(0, 20)])
+    both.serve(LEARNED[2], learned, None)
+    both.apply(TOLD, *(stored(list(prompt_of([(n, 39)])), None) for n in (1, 2)))
+    both.apply(TOLD, stored(list(prompt_of([(0, 39)])), None))
+    assert both.table.entries <= 100
+    assert both.matched(learned)[LEARNED[2]] == 320
