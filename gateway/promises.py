@@ -8,13 +8,13 @@ arrive; if the attempt fails, its promise is gone at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from shared.types import BlockKey, WorkerId
 
-_EVERY = 16
+_EVERY = 32
 """A promise is found by its first key and by one in so many of the others."""
 
 
@@ -27,10 +27,10 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
     start: int
     """Those before it were indexed."""
 
-    def places(self) -> Iterator[int]:
-        """Of the keys by which it is found."""
-        yield self.start
-        yield from range((self.start // _EVERY + 1) * _EVERY, len(self.keys), _EVERY)
+    def marks(self) -> list[BlockKey]:
+        """The keys by which it is found."""
+        keys, start = self.keys, self.start
+        return [keys[start], *keys[(start // _EVERY + 1) * _EVERY :: _EVERY]]
 
     def shared(self, keys: Sequence[BlockKey], known: int) -> int:
         """Up to where it and another prompt are the same; ``keys[known]`` is."""
@@ -71,8 +71,12 @@ class Promises:
                 found, self._open[worker] = {}, set()
                 self._found[worker] = found
             self._open[worker].add(promise)
-            for at in promise.places():
-                found.setdefault(keys[at], set()).add(promise)
+            for key in promise.marks():
+                sharing = found.get(key)
+                if sharing is None:
+                    found[key] = {promise}
+                else:
+                    sharing.add(promise)
         return promise
 
     def keep(self, promise: Promise, now: float) -> None:
@@ -91,12 +95,12 @@ class Promises:
             # Nothing else is promised there: no need to take it out key by key.
             del self._open[promise.worker], self._found[promise.worker]
             return
-        found, keys = self._found[promise.worker], promise.keys
-        for at in promise.places():
-            sharing = found[keys[at]]
+        found = self._found[promise.worker]
+        for key in promise.marks():
+            sharing = found[key]
             sharing.discard(promise)
             if not sharing:
-                del found[keys[at]]
+                del found[key]
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone or empty: so is all that was promised there."""
