@@ -111,11 +111,11 @@ class Scheduler:
         self.pool.host.switch(self.host_pays())
         chunks: list[Chunk] = []
         self.roster.make_way()
-        self._plan_decodes(self._decode_share(), chunks)
-        self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
-        if len(chunks) < len(self.roster.running):
-            # What a reserve for prefills did not use goes to decodes after all.
-            self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
+        preempted = -1
+        while not chunks and self.counters.preemptions != preempted:
+            # More than once only if all whose turn it was had to make way: then others can go on.
+            preempted = self.counters.preemptions
+            self._plan_all(chunks)
         return StepPlan(tuple(chunks), self.pool.host.drain_copies()) if chunks else None
 
     def host_pays(self) -> bool:
@@ -179,6 +179,13 @@ class Scheduler:
         )
 
     # ---- planning ----
+
+    def _plan_all(self, chunks: list[Chunk]) -> None:
+        self._plan_decodes(self._decode_share(), chunks)
+        self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
+        if len(chunks) < len(self.roster.running):
+            # What a reserve for prefills did not use goes to decodes after all.
+            self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
 
     def _decode_share(self) -> int:
         """Decodes that may enter before prefills. With more decodes than budget, prefills get a

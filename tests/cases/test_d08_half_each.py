@@ -35,3 +35,29 @@ def test_big_prompts_then_growing_answers(budget: int, n_blocks: int) -> None:
     for request_id, job in asked.items():
         assert rig.answers[request_id].outcome == reference.outcome(*job)
     rig.check_idle()
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+@pytest.mark.parametrize("block_size", [1, 5])
+def test_more_decoders_than_a_step_takes_on_too_few_blocks(budget: int, block_size: int) -> None:
+    """Those whose turn it is may all have to make way: then the step is another one's."""
+    reference = Reference()
+    for seed in range(4):
+        rng = random.Random(f"{budget} {block_size} {seed}")
+        rig = Rig(
+            n_blocks=rng.choice([4, 5, 8]) if block_size > 1 else 40,
+            block_size=block_size,
+            budget=budget,
+            max_running=rng.choice([2, 5, 24]),
+        )
+        asked = {}
+        for _ in range(16):
+            length = rng.randint(1, rig.scheduler.max_len // 2)
+            job = prompt(rng, length), greedy(rng.randint(1, rig.scheduler.max_len - length))
+            asked[rig.submit(*job, priority=rng.choice([-1, 0, 0, 1]))] = job
+            for _ in range(rng.randint(0, 3)):
+                rig.loop.step()
+        rig.run()  # a step without work while somebody waits would raise
+        for request_id, job in asked.items():
+            assert rig.answers[request_id].outcome == reference.outcome(*job)
+        rig.check_idle()
