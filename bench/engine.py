@@ -125,7 +125,7 @@ CASES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     "a": lambda b: throughput(b.probe, b.plain(), b.rounds, b.meter),
     "b": lambda b: cases.reuse(b.probe, b.runner.shape, b.rounds, b.meter),
     "c": lambda b: cases.outside(b.probe, b.rounds, b.meter),
-    "d": lambda b: bandwidth(b.probe, b.runner.shape, b.read_rate, b.rounds, b.meter),
+    "d": lambda b: bandwidth(b.probe, b.runner, b.read_rate, b.rounds, b.meter),
     "e": lambda b: stalls(b.probe, b.rounds, b.meter),
     "f": against_llama,
     "g": lambda b: cases.siblings(b.probe),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -12,9 +13,9 @@ from transformers import AttentionInterface
 
 from bench.engine_report import Row
 from worker.drive import NO_TIME, Answer, Drive, Meter, Spent
-from worker.model import cpu_layer
 from worker.model.attention import ATTENTION, paged_attention, register
-from worker.model.measure import clock
+from worker.model.cpu_layer import LayerForward
+from worker.model.measure import TimedRunner, clock
 from worker.probe import ModelShape, Probe
 
 HISTORY = 1500
@@ -27,33 +28,35 @@ ENDLESS = 4000
 
 
 class TimedAttention:
-    """A watch on the attention of whole steps: on the registered function, where the writing of new
-    KV counts too, and on what stands in for it where C code computes the layers."""
+    """A watch on the attention of whole steps of decodes: on the registered function, where the
+    writing of new KV counts too, and on what stands in for it where C code computes the layers."""
 
-    def __init__(self) -> None:
-        self.spent = NO_TIME
-        self._by_layers = cpu_layer.attend_rows
+    def __init__(self, layers: LayerForward | None) -> None:
+        self._layers = layers
+        self._registered = NO_TIME
+        self._in_c = (ctypes.c_double * 2)()
+
+    @property
+    def spent(self) -> Spent:
+        """So far."""
+        return self._registered + Spent(*self._in_c)
 
     def registered(self, *args: Any, **context: Any) -> tuple[Tensor, None]:
         """In place of the registered function."""
         started = clock()
         out = paged_attention(*args, **context)
-        self.spent += clock() - started
+        self._registered += clock() - started
         return out
-
-    def rows(self, *args: Any) -> None:
-        """In place of the other."""
-        started = clock()
-        self._by_layers(*args)
-        self.spent += clock() - started
 
     def __enter__(self) -> TimedAttention:
         AttentionInterface.register(ATTENTION, self.registered)
-        cpu_layer.attend_rows = self.rows
+        if self._layers is not None:
+            self._layers.attention_time = self._in_c
         return self
 
     def __exit__(self, *_: object) -> None:
-        cpu_layer.attend_rows = self._by_layers
+        if self._layers is not None:
+            self._layers.attention_time = None
         register()
 
 
@@ -94,9 +97,10 @@ def _fill(drive: Drive, use: float, rng: Random) -> None:
 
 
 def bandwidth(
-    probe: Probe, shape: ModelShape | None, read_rate: float, rounds: int, meter: Meter
+    probe: Probe, runner: TimedRunner, read_rate: float, rounds: int, meter: Meter
 ) -> list[Row]:
     """Case d: KV bytes that decode attention reads a second, against what memory gives."""
+    shape, layers = runner.shape, runner.by_layers
     assert shape is not None
     settings = [("in a fresh pool", 0.9, 0, None), ("pool 90 % used", 0.9, HISTORY, 0.9)]
     settings.append(("pool 98 % used", 0.98, HISTORY, 0.9))
@@ -104,7 +108,7 @@ def bandwidth(
     for name, use, history, bound in settings:
         growth = RUNNING * (2 + STEPS * rounds) / probe.runner.block_size
         drive = fragmented(probe, use - growth / probe.runner.n_blocks, history, Random(7))
-        rows.append(_row(name, bound, _attended(drive, rounds), shape, read_rate, meter))
+        rows.append(_row(name, bound, _attended(drive, layers, rounds), shape, read_rate, meter))
     return rows
 
 
@@ -119,13 +123,13 @@ class _Attended:
     pool_use: float
 
 
-def _attended(drive: Drive, rounds: int) -> _Attended:
+def _attended(drive: Drive, layers: LayerForward | None, rounds: int) -> _Attended:
     drive.step(2)
     chunks = drive.runner.latest.chunks
     runs = sum(1 + sum(b != a + 1 for a, b in pairwise(chunk.blocks)) for chunk in chunks)
     spent = []
     for _ in range(rounds):
-        with TimedAttention() as watch:
+        with TimedAttention(layers) as watch:
             drive.step(STEPS)
         spent.append(watch.spent)
     return _Attended(

@@ -66,12 +66,20 @@ class Decodes:
         """KV of a whole step, which this kernel also writes faster than torch."""
         self._kernels.store(layer, slots, key, value)
 
-    def attend(self, query: Tensor, layer: LayerKv, out: Tensor, scale: float) -> None:
-        """Attention of these rows of ``query`` and ``out`` ``[T, Hq, D]``."""
-        window = layer.spec.window
+    @property
+    def function(self) -> int:
+        """Address of the kernel, for C code."""
+        return self._kernels.decode
+
+    def runs(self, window: int | None) -> Runs:
+        """Where the KV of these rows lies that a layer sees through its window."""
         if window not in self._runs:
             self._runs[window] = runs_of(self._tables, self._block_size, window)
-        runs, rows = self._runs[window], self._rows
+        return self._runs[window]
+
+    def attend(self, query: Tensor, layer: LayerKv, out: Tensor, scale: float) -> None:
+        """Attention of these rows of ``query`` and ``out`` ``[T, Hq, D]``."""
+        runs, rows = self.runs(layer.spec.window), self._rows
         if isinstance(rows, slice):
             self._kernels.attend(query[rows], layer, runs, out[rows], scale)
         else:

@@ -82,6 +82,7 @@ struct ahead {
     const float *key, *soon_key, *value, *soon_value; /* of this head, and the one that comes next */
     const int64_t *next, *after_next, *near; /* slots one and two units on; those of the other head */
 };
+#define NEW_AHEAD(name, heads) struct ahead name
 
 INLINE void aim(struct ahead *ahead, const struct call *call, const struct unit *unit,
                 const struct unit *next, const struct unit *after_next, int64_t first, int64_t h,
@@ -144,38 +145,51 @@ INLINE void find_weights(const struct unit *unit, const float *keys, struct ahea
 
 #else
 
-/* Where fetching of the next unit has come to: all of a slot, whose keys and values are neighbours,
- * before the next slot, and while all is computed as much at a time. In the order of addresses the
- * processor's own fetching goes along. */
+/* Keys and values of the next unit, as pieces: one head's keys or values of one slot. They are
+ * fetched in the order in which a slot has them, a piece of each stretch in turn, and evenly while
+ * this unit is computed: the processor's own fetching follows a few streams of addresses. */
 struct ahead {
-    const float *base;   /* of slot 0 */
-    const int64_t *slot; /* what remains of the unit */
-    int64_t at, size;    /* floats of this slot, and of all its heads */
+    const float **piece;       /* [heads][2][UNIT] */
+    const float *const *turn; /* those to fetch during this head */
 };
+#define NEW_AHEAD(name, heads)             \
+    const float *pieces_[(heads) * 2 * UNIT]; \
+    struct ahead name = {pieces_, pieces_}
 
 INLINE void aim(struct ahead *ahead, const struct call *call, const struct unit *unit,
                 const struct unit *next, const struct unit *after_next, int64_t first, int64_t h,
                 int64_t heads, const int vecs) {
     (void)unit, (void)after_next;
-    if (!h)
-        *ahead = (struct ahead){call->k + first * call->head_stride, next->at, 0, heads * 2 * vecs * LANES};
+    ahead->turn = ahead->piece + h * 2 * UNIT;
+    if (h) return;
+    const float *base = call->k + first * call->head_stride, **piece = ahead->piece;
+    for (int row = 0; row < TURN; row++)
+        for (int64_t part = 0; part < 2 * heads; part++)
+            for (int s = 0; s < STREAMS; s++)
+                *piece++ = base + next->at[s * TURN + row] + part * vecs * LANES;
 }
 
-INLINE void fetch(struct ahead *ahead, const int floats) {
-    const float *from = ahead->base + *ahead->slot + ahead->at;
-    for (int i = 0; i < floats; i += LINE) __builtin_prefetch(from + i, 0, 2);
-    ahead->at += floats;
-    if (ahead->at < ahead->size) return;
-    ahead->at = 0;
-    ahead->slot++;
+/* `count` lines from line `from` on of those whose turn it is: half of them during the keys. */
+INLINE void fetch(const struct ahead *ahead, const int values, const int from, const int count, const int vecs) {
+    const int lines = vecs * LANES / LINE;
+    for (int l = from; l < from + count; l++)
+        __builtin_prefetch(ahead->turn[values * UNIT + l / lines] + l % lines * LINE, 0, 2);
 }
 
-INLINE void fetch_for_values(struct ahead *ahead, int j, int from, const int n, const int vecs) {
-    (void)j, (void)from, (void)vecs;
-    fetch(ahead, n * LANES);
+/* While n vectors of value j are met. */
+INLINE void fetch_for_values(const struct ahead *ahead, int j, int from, const int n, const int vecs) {
+    const int met = (from / n * UNIT + j) * n * LANES; /* floats, before these */
+    fetch(ahead, 1, met / LINE, (met + n * LANES) / LINE - met / LINE, vecs);
 }
 
 #define TILE 4 /* keys */
+
+/* In a register: left alone, the compiler loads queries again for each key. */
+#ifdef __x86_64__
+#define KEEP(v) asm("" : "+x"(v))
+#else
+#define KEEP(v)
+#endif
 
 #if LANES == 8
 #define EVERY_OTHER(o) o, o+2, o+8, o+10, o+4, o+6, o+12, o+14
@@ -195,10 +209,17 @@ INLINE void score_tile(const struct unit *unit, const float *keys, struct ahead 
         for (int g = 0; g < queries; g++) sum[g][t] = (vec){};
     }
     for (int i = 0; i < vecs; i++) {
-        if (ahead) fetch(ahead, TILE * LANES);
+        const int lines = TILE * LANES / LINE;
+        if (ahead) fetch(ahead, 0, (j / TILE * vecs + i) * lines, lines, vecs);
+        vec q[MAX_GROUP];
+        for (int g = 0; g < queries; g++) {
+            q[g] = query[g * vecs + i];
+            if (g < 2) KEEP(q[g]); /* the third would be one register too many */
+        }
         for (int t = 0; t < TILE; t++) {
-            const vec key = load(row[t] + i * LANES);
-            for (int g = 0; g < queries; g++) sum[g][t] += query[g * vecs + i] * key;
+            vec key = load(row[t] + i * LANES);
+            KEEP(key);
+            for (int g = 0; g < queries; g++) sum[g][t] += q[g] * key;
         }
     }
     for (int g = 0; g < queries; g++) {

@@ -7,9 +7,9 @@
  * What decides is how memory is read: all heads of a slot together (their keys and values are
  * neighbours, kvcache.py), what is read next fetched ahead, and evenly, because in a burst most is
  * dropped or waited for. How far ahead and how often was measured, and differs between processors.
- * With AVX-512 a sequence is read as STREAMS stretches side by side, some slots of each in turn:
- * where one stretch comes to the end of a block, the others go on; and lines are asked for three
- * times. Without, one stretch is faster, each line asked for once, in the order of addresses.
+ * A sequence is read as STREAMS stretches side by side, some slots of each in turn: where one
+ * stretch comes to the end of a block, the others go on. With AVX-512 lines are asked for three
+ * times; without, once, in the order of addresses of each stretch.
  *
  *   q, out   [sequences][kv_heads * group][dim], rows `stride` floats apart
  *   k, v     slot s of head h begins at s * slot_stride + h * head_stride
@@ -21,7 +21,7 @@
 #ifdef __AVX512F__
 #define STREAMS 4
 #else
-#define STREAMS 1
+#define STREAMS 2
 #endif
 #define TURN (UNIT / STREAMS) /* slots of each stretch that make a unit */
 #define MAX_GROUP 8
@@ -101,7 +101,7 @@ INLINE void attend_all(const struct call *call, struct walk walk, int64_t first,
                        const int group, const int vecs) {
     struct unit units[3];
     struct seen seen[heads];
-    struct ahead ahead;
+    NEW_AHEAD(ahead, heads);
     next_unit(call, &walk, &units[0]);
     next_unit(call, &walk, &units[1]);
     for (int turn = 0; units[turn].sequence >= 0; turn = (turn + 1) % 3) {

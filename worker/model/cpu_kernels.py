@@ -54,6 +54,8 @@ class CpuKernels:
             *(ctypes.c_float, threaded),
         ]
         self._decode.restype = ctypes.c_int
+        self.decode = address_of(self._decode)
+        """Address of the kernel behind :meth:`attend`."""
         self._linear = library.headwater_linear
         self._linear.argtypes = [pointer, number, *([pointer] * 3), *([number] * 3), threaded]
         self._linear.restype = None

@@ -1,15 +1,30 @@
-/* A decoder layer but for its attention, float32; compiled and called by cpu_layer.py.
+/* Decoder layers, float32; compiled and called by cpu_layer.py.
  *
  * Everything between two products of a decoding step is small: as calls of torch each part costs
- * more than its arithmetic. Here a layer is two calls, around attention. A row's result does not
- * depend on the other rows of its step.
+ * more than its arithmetic, on caches that the weights have emptied. Here a layer is two calls
+ * around its attention, and all layers of a step of decodes are one call, attention included. A
+ * row's result does not depend on the other rows of its step.
  */
+#define _POSIX_C_SOURCE 199309L
+#include <time.h>
+
 #include "cpu_vec.h"
 
 /* out[rows][outputs] = x[rows][inputs] . w^T + bias; rows of x lie x_stride floats apart. Returns
  * 0, or 1 without memory. cpu_kernels.c and cpu_int8.c have one each. */
 typedef int product(const void *weights, const float *x, int64_t x_stride, float *out, int64_t rows,
                     int threads);
+
+/* headwater_decode of cpu_attention.c */
+typedef int decode(const float *q, int64_t q_stride, const float *k, const float *v, int64_t slot_stride,
+                   int64_t head_stride, const int64_t *runs, const int64_t *first_run, float *out,
+                   int64_t out_stride, int64_t sequences, int64_t kv_heads, int64_t group, int64_t dim,
+                   float scale, int threads);
+
+/* Where the KV of a step's rows lies, as a layer's window shows it. */
+struct runs {
+    const int64_t *slots, *first;
+};
 
 struct layer {
     product *multiply; /* with these four */
@@ -19,7 +34,8 @@ struct layer {
     float *keys, *values;                  /* the pool's */
     int64_t slot_stride, head_stride;      /* of both */
     int64_t hidden, heads, kv_heads, dim, between;
-    float eps;
+    int64_t window; /* which of a step's runs it reads */
+    float eps, scale;
     int32_t threads;
 };
 
@@ -28,11 +44,15 @@ struct step {
     float *x;                /* [hidden]: goes from layer to layer */
     float *normed;           /* [hidden] */
     float *qkv;              /* [(heads + 2 kv_heads) * dim] */
-    const float *attended;   /* [heads * dim] */
+    float *attended;         /* [heads * dim] */
     float *gate_up;          /* [2 * between] */
     const float *cosine, *sine; /* [dim] */
     const int64_t *slots;    /* of the pool, where the row's KV goes */
     int64_t rows;
+    /* where every row is a decode: */
+    decode *attend;
+    const struct runs *runs; /* by window */
+    double *attention;       /* NULL, or seconds of wall clock and of CPU that it took so far */
 };
 
 #define AHEAD 4096 /* bytes */
@@ -131,5 +151,38 @@ int headwater_after_attention(const struct layer *layer, const struct step *step
     }
     if (layer->multiply(layer->down, step->gate_up, 2 * between, step->normed, rows, layer->threads)) return 1;
     for (int64_t i = 0; i < rows * hidden; i++) step->x[i] += step->normed[i];
+    return 0;
+}
+
+static double seconds_of(clockid_t clock) {
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static int attend(const struct layer *layer, const struct step *step) {
+    const int64_t dim = layer->dim, width = layer->heads * dim;
+    const struct runs *runs = step->runs + layer->window;
+    return step->attend(step->qkv, width + 2 * layer->kv_heads * dim, layer->keys, layer->values,
+                        layer->slot_stride, layer->head_stride, runs->slots, runs->first, step->attended,
+                        width, step->rows, layer->kv_heads, layer->heads / layer->kv_heads, dim,
+                        layer->scale, layer->threads);
+}
+
+static int attend_timed(const struct layer *layer, const struct step *step) {
+    const double wall = seconds_of(CLOCK_MONOTONIC), cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    const int failed = attend(layer, step);
+    step->attention[0] += seconds_of(CLOCK_MONOTONIC) - wall;
+    step->attention[1] += seconds_of(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+    return failed;
+}
+
+/* Layers of a step of decodes. Returns 0, or what failed: 1 for a product, 2 for attention. */
+int headwater_decode_layers(const struct layer *const *layers, int64_t count, const struct step *step) {
+    for (int64_t i = 0; i < count; i++) {
+        if (headwater_before_attention(layers[i], step)) return 1;
+        if (step->attention ? attend_timed(layers[i], step) : attend(layers[i], step)) return 2;
+        if (headwater_after_attention(layers[i], step)) return 1;
+    }
     return 0;
 }

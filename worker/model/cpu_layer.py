@@ -1,8 +1,8 @@
 """A whole forward pass of a model with ordinary layers (``ordinary.py``), by the worker's C code.
 
 A layer is two calls around its attention (``cpu_layer.c``) instead of some thirty of torch, each
-of which costs more than its arithmetic in a decoding step. Any other model runs as it is, and so
-does a step that changes what modules do.
+of which costs more than its arithmetic in a decoding step; if all rows of a step are decodes, all
+layers are one call. Any other model runs as it is, and so does a step that changes what modules do.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.model.attention import attend_rows
-from worker.model.batch import StepBatch
+from worker.model.batch import Decodes, StepBatch
 from worker.model.cpu_compile import open_library
 from worker.model.kvcache import KvPool, LayerKv, LayerSpec
 from worker.model.ordinary import NotOrdinary, OrdinaryLayer, ordinary
 
 _SOURCE = Path(__file__).with_name("cpu_layer.c")
 ALL = slice(None)
+_NOT_TAKEN = "the decode kernel does not take these heads"
 
 
 class _Layer(ctypes.Structure):
@@ -36,7 +37,8 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
         *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride")),
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "between")),
-        ("eps", ctypes.c_float),
+        ("window", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
         ("threads", ctypes.c_int32),
     )
 
@@ -48,6 +50,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "attended", "gate_up")),
         *((name, ctypes.c_void_p) for name in ("cosine", "sine", "slots")),
         ("rows", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("attend", "runs", "attention")),
     )
 
 
@@ -98,7 +101,13 @@ class LayerForward:
         self._after = library.headwater_after_attention
         for function in (self._before, self._after):
             function.argtypes, function.restype = [ctypes.c_void_p] * 2, ctypes.c_int
+        self._decode = library.headwater_decode_layers
+        self._decode.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._decode.restype = ctypes.c_int
+        self._windows = list(dict.fromkeys(layer.window for layer in self.layers))
         self._threads = threads
+        self.attention_time: ctypes.Array[ctypes.c_double] | None = None
+        """Two numbers for measurements: steps of decodes add the seconds of their attention."""
         self._pool: KvPool | None = None
         self._placed: list[_Placed] = []
         self._space: _Space | None = None
@@ -125,16 +134,36 @@ class LayerForward:
             *(t.data_ptr() for t in (cosine, sine, slots)),
             rows,
         )
-        where = ctypes.addressof(step)
-        first = self.layers[0]
+        placed, decodes = self._in_pool(batch.pool)[layers], batch.decodes
+        if decodes is not None and len(decodes) == rows:
+            self._all_at_once(placed, step, decodes)
+        else:
+            self._one_by_one(placed, step, batch, space)
+
+    def _all_at_once(self, placed: list[_Placed], step: _Step, decodes: Decodes) -> None:
+        runs = [decodes.runs(window) for window in self._windows]
+        addresses = [part.data_ptr() for each in runs for part in (each.slots, each.first)]
+        by_window = (ctypes.c_void_p * len(addresses))(*addresses)
+        layers = (ctypes.c_void_p * len(placed))(*(each.address for each in placed))
+        step.attend, step.runs = decodes.function, ctypes.addressof(by_window)
+        if self.attention_time is not None:
+            step.attention = ctypes.addressof(self.attention_time)
+        failed = self._decode(layers, len(placed), ctypes.addressof(step))
+        if failed:
+            raise RuntimeError("no memory for a product" if failed == 1 else _NOT_TAKEN)
+
+    def _one_by_one(
+        self, placed: list[_Placed], step: _Step, batch: StepBatch, space: _Space
+    ) -> None:
+        rows, first, where = step.rows, self.layers[0], ctypes.addressof(step)
         width = first.heads * first.dim
         query = space.qkv[:rows, :width].view(rows, first.heads, first.dim)
         out = space.attended[:rows].view(rows, first.heads, first.dim)
-        for placed in self._in_pool(batch.pool)[layers]:
-            if self._before(placed.address, where):
+        for each in placed:
+            if self._before(each.address, where):
                 raise RuntimeError("no memory for a product")
-            attend_rows(batch, placed.kv, query, out, placed.layer.scale)
-            if self._after(placed.address, where):
+            attend_rows(batch, each.kv, query, out, each.layer.scale)
+            if self._after(each.address, where):
                 raise RuntimeError("no memory for a product")
 
     def _room(self, rows: int) -> _Space:
@@ -165,7 +194,8 @@ class LayerForward:
             *(None if w is None else w.data_ptr() for w in (layer.q_norm, layer.k_norm)),
             *(kv.keys.data_ptr(), kv.values.data_ptr(), kv.keys.stride(1), kv.keys.stride(0)),
             *(layer.hidden, layer.heads, layer.kv_heads, layer.dim, layer.between),
-            layer.eps,
+            self._windows.index(layer.window),
+            *(layer.eps, layer.scale),
             self._threads,
         )
         return _Placed(layer, kv, struct, ctypes.addressof(struct))

@@ -27,9 +27,14 @@ INLINE vec load(const float *from) {
 
 INLINE void store(float *to, vec v) { memcpy(to, &v, sizeof v); }
 
+/* b where one of them is not a number */
 INLINE vec larger(vec a, vec b) {
+#if LANES == 8
+    return __builtin_ia32_maxps256(a, b);
+#else
     ivec first = a > b;
     return (vec)(((ivec)a & first) | ((ivec)b & ~first));
+#endif
 }
 
 /* combine(v, v with its halves, then quarters, and so on exchanged): the same in all lanes */
@@ -64,19 +69,20 @@ INLINE vec largest_of(vec v) {
     return v;
 }
 
-/* Whether any lane is not 0. */
+/* Whether any lane of the outcome of a comparison is true. */
 INLINE int any(ivec v) {
+#if LANES == 8
+    return __builtin_ia32_movmskps256((vec)v) != 0;
+#else
 #if LANES == 16
     v |= TURNED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     v |= TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    const int pairs = 2;
-#else
-    const int pairs = LANES / 2;
 #endif
-    int64_t pair[LANES / 2], found = 0;
-    memcpy(pair, &v, sizeof v);
-    for (int i = 0; i < pairs; i++) found |= pair[i];
+    int64_t pair[2], found = 0;
+    memcpy(pair, &v, sizeof pair);
+    for (int i = 0; i < 2; i++) found |= pair[i];
     return found != 0;
+#endif
 }
 
 /* exp(r) * 2^whole for |r| up to ln(2) / 2 */

@@ -16,6 +16,7 @@ from worker.benchmark import Benchmark, Bounds, Report, Sizes
 from worker.config import WorkerConfig
 from worker.drive import NO_TIME, Meter, Spent
 from worker.model.batch import StepBatch
+from worker.model.cpu_layer import LayerForward
 from worker.model.fetch import Progress
 from worker.model.hugepages import huge_empty
 from worker.model.kvcache import KvPool
@@ -92,6 +93,12 @@ class TimedRunner(TorchRunner):
     def record_decodes(self, record: Recorder) -> None:
         """As the base class."""
         super().record_decodes(self._timed.measuring(record))
+
+    @property
+    def by_layers(self) -> LayerForward | None:
+        """What computes its layers in C, if anything does."""
+        made = self._timed.by_layers
+        return made if isinstance(made, LayerForward) else None
 
     def forward(self) -> Spent:
         """Time spent in forward passes so far."""

@@ -24,7 +24,8 @@ from worker.runner import Chunk, StepPlan
 from worker.sequence import SamplingParams
 
 _LENGTHS = (1, 3, 18)
-"""Tokens of the sequences of the trial: decodes go another way than chunks."""
+"""Tokens of the sequences of the trial; another token of each follows, because decodes, and steps
+of nothing else, go another way than chunks."""
 _BLOCKS, _BLOCK = 8, 4
 _EXACT, _ROUNDED = 1e-4, 0.05
 """Largest distance of what one layer makes; the second where its products round to int8."""
@@ -54,6 +55,7 @@ class OrdinaryLayer:
     kv_heads: int
     dim: int
     between: int
+    window: int | None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -100,6 +102,7 @@ def ordinary(layer: Any, specs: Mapping[nn.Module, LayerSpec]) -> OrdinaryLayer:
         before[1],
         float(getattr(attention, "scaling", dim**-0.5)),
         *(hidden, heads, spec.kv_heads, dim, between),
+        spec.window,
     )
 
 
@@ -140,22 +143,23 @@ def prove(
     :param rounded: products round to int8, where a last digit may decide.
     """
     decoder, limit = model.get_decoder(), _ROUNDED if rounded else _EXACT
-    batches = [
-        build_batch(
-            _plan(model.config.vocab_size), KvPool(specs, _BLOCKS, _BLOCK, layout.device), layout
-        )
-        for _ in range(2)
+    pools = [KvPool(specs, _BLOCKS, _BLOCK, layout.device) for _ in range(2)]
+    steps = [
+        [build_batch(plan, pool, layout) for pool in pools]
+        for plan in _plans(model.config.vocab_size)
     ]
     random = torch.Generator().manual_seed(7)
-    size = (batches[0].ids.shape[1], decoder.embed_tokens.weight.shape[1])
+    width = decoder.embed_tokens.weight.shape[1]
     with torch.inference_mode():
         for number, layer in enumerate(decoder.layers):
-            x = torch.randn(size, generator=random)
-            wanted = _own(decoder, layer, x, batches[0])
-            through(x, batches[1], slice(number, number + 1))
-            _compare(f"layer {number}", x, wanted, limit)
-        made = around(batches[1], slice(1))
-        _compare("what is around the layers", made, _one_layer_deep(model, batches[0]), limit)
+            for theirs, ours in steps:
+                x = torch.randn((theirs.ids.shape[1], width), generator=random)
+                wanted = _own(decoder, layer, x, theirs)
+                through(x, ours, slice(number, number + 1))
+                _compare(f"layer {number}", x, wanted, limit)
+        for theirs, ours in steps:
+            made = around(ours, slice(1))
+            _compare("what is around the layers", made, _one_layer_deep(model, theirs), limit)
 
 
 def _compare(what: str, made: Tensor, wanted: Tensor, limit: float) -> None:
@@ -200,13 +204,15 @@ def _one_layer_deep(model: Any, batch: StepBatch) -> Tensor:
     return logits
 
 
-def _plan(vocabulary: int) -> StepPlan:
-    chunks, first = [], 0
+def _plans(vocabulary: int) -> tuple[StepPlan, StepPlan]:
+    """A step of prompts, and one of a token more of each."""
+    prompts, decodes, first = [], [], 0
     for number, length in enumerate(_LENGTHS):
-        count = -(-length // _BLOCK)
+        count = -(-(length + 1) // _BLOCK)
         blocks = tuple(range(first, first + count))
         first += count
-        tokens = tuple((97 * i + 5) % vocabulary for i in range(length))
-        params = SamplingParams()
-        chunks.append(Chunk(f"trial {number}", 0, tokens, blocks, sample=True, params=params))
-    return StepPlan(tuple(chunks))
+        tokens = tuple((97 * i + 5) % vocabulary for i in range(length + 1))
+        name, params = f"trial {number}", SamplingParams()
+        prompts.append(Chunk(name, 0, tokens[:-1], blocks, sample=True, params=params))
+        decodes.append(Chunk(name, length, tokens[-1:], blocks, sample=True, params=params))
+    return StepPlan(tuple(prompts)), StepPlan(tuple(decodes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +104,23 @@ def test_a_row_does_not_depend_on_the_others_of_its_step(made: Callable[..., Loa
             assert torch.equal(alone.logits(StepPlan((chunk,)))[0], row)
 
 
+def test_steps_of_decodes_tell_the_time_of_their_attention(
+    made: Callable[..., LoadedModel],
+) -> None:
+    loaded = made("llama")
+    layers, runner = loaded.by_layers, TorchRunner(loaded, 40, 4, threads=1)
+    assert isinstance(layers, cpu_layer.LayerForward)
+    layers.attention_time = (ctypes.c_double * 2)()
+    seen = []
+    for plan in steps(loaded.vocab_size):
+        started = time.perf_counter()
+        runner.logits(plan)
+        seen.append((time.perf_counter() - started, *layers.attention_time))
+    assert [wall > 0 for _, wall, _ in seen] == [False, False, True, True]
+    assert 0 < seen[2][1] < seen[3][1] < seen[2][0] + seen[3][0]
+    assert seen[2][2] <= seen[3][2]
+
+
 def test_a_quantized_model_has_layer_calls_too(made: Callable[..., LoadedModel]) -> None:
     loaded = made("llama", "int8")
     if loaded.int8_kernel is None:
@@ -150,6 +169,8 @@ def test_a_difference_that_no_name_shows_is_found(
         ("step->x[i] += step->normed[i]", "step->x[i] += 1.01f * step->normed[i]"),
         ("step->slots[row] *", "step->slots[0] *"),
         ("layer->o, step->attended", "layer->o, step->attended + 1"),
+        ("layer->scale, layer->threads", "2 * layer->scale, layer->threads"),
+        ("dim, layer->keys, layer->values,", "dim, layer->keys, layer->keys,"),
     ],
 )
 def test_code_with_wrong_results_is_not_used(
