@@ -1,7 +1,7 @@
 """Publishing to Redis: a lease that is renewed each second, a log of event batches, checkpoints.
 
     heartbeat    HSET worker hash (all of it), PEXPIRE, members, log and checkpoint lifetimes
-    batch        XADD log, one field, in the order of their numbers
+    batch        XADD log, one field, in the order of their numbers; PEXPIRE log
     checkpoint   16 strings of packed keys per tier, and the manifest that says up to which batch
                  they hold
 
@@ -161,9 +161,12 @@ class RedisPublisher:
             self._sent = await self._checkpoint()
             return
         stream, limit = self._names.log(self._shard), ("MAXLEN", "~", rediskeys.LOG_MAXLEN)
-        for reply in await self._link.call(
-            [("XADD", stream, *limit, "*", rediskeys.FIELD_BATCH, entry.data) for entry in entries]
-        ):
+        commands: list[Command] = [
+            ("XADD", stream, *limit, "*", rediskeys.FIELD_BATCH, entry.data) for entry in entries
+        ]
+        # This may have made it, and the next beat may not come.
+        commands.append(("PEXPIRE", stream, rediskeys.LOG_TTL_MS))
+        for reply in await self._link.call(commands):
             if isinstance(reply, Exception):
                 # Out of memory, no permission: the readers will notice the gap.
                 raise RedisLost(f"XADD: {reply}")

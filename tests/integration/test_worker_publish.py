@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -136,13 +137,7 @@ async def test_lease_log_and_checkpoint(redis_server: Any) -> None:
         assert await until(all_logged)
         # Every object disappears by itself: there is no key without a lifetime.
         for key in await r.eyes.keys("*"):
-            if key != NAMES.log(shard).encode():
-                assert await r.eyes.pttl(key) > 0
-
-        async def log_has_lifetime() -> bool:
-            return await r.eyes.pttl(NAMES.log(shard)) > 0
-
-        assert await until(log_has_lifetime)
+            assert await r.eyes.pttl(key) > 0
         assert 0 < await r.eyes.pttl(NAMES.worker(WORKER)) <= rediskeys.LEASE_MS
     async with Redis.from_url(redis_server.url, protocol=2) as eyes:
         assert await eyes.keys("*:w:*") == []
@@ -162,6 +157,24 @@ async def test_flushed_redis_is_whole_again_after_one_beat(redis_server: Any) ->
             return await r.checkpoint() == (2, {1, 2, 3, 4})
 
         assert await until(whole, 3.0)
+
+
+async def test_a_log_has_a_lifetime_from_its_first_entry_on(redis_server: Any) -> None:
+    """A worker that is killed before its next beat leaves nothing for ever."""
+    log = NAMES.log(NAMES.shard_of(WORKER))
+    async with rig(redis_server.url) as r:
+        await until(r.lease)
+        for key in range(10):
+            await r.eyes.flushall()
+            r.store(key)
+            left_ms = await until(partial(life_ms, r.eyes, log))
+            assert left_ms > 0
+
+
+async def life_ms(redis: Redis, key: str) -> int:
+    """Milliseconds that a key has to live, -1: for ever; 0 while it is not there."""
+    left_ms: int = await redis.pttl(key)
+    return 0 if left_ms == -2 else left_ms
 
 
 async def test_a_lost_chunk_is_written_again(redis_server: Any) -> None:
