@@ -1,8 +1,8 @@
 """The worker's int8 products for CPUs: ``cpu_int8.c``, compiled and loaded as ``cpu_kernels.c``.
 
 One call rounds the rows of float32, each with its own scale, multiplies, and scales back: torch
-needs several for that, which take longer than the product of a decoding step. It needs AVX512-VNNI;
-elsewhere FBGEMM or torch's own int8 product serves (``int8.py``).
+needs several for that, which take longer than the product of a decoding step. It needs AVX512-VNNI
+or AVX2; elsewhere FBGEMM or torch's own int8 product serves (``int8.py``).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def load_int8_kernel(folder: Path, threads: int) -> Int8Kernel:
     """Compile unless ``folder`` has it, load, compare with integers. Raises ``NoCpuKernels``."""
     library = open_library(_SOURCE, folder)
     if not library.headwater_int8_possible():
-        raise NoCpuKernels("this CPU has no AVX512-VNNI")
+        raise NoCpuKernels("this CPU has neither AVX512-VNNI nor AVX2")
     kernel = Int8Kernel(library, threads)
     _check(kernel)
     return kernel
