@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway import refusals
+from gateway import refusals, relayedstream
 from gateway.engines import catalogue
 from gateway.engines.base import Engine
 from gateway.exchange import Answer, Client
 from gateway.records import Outcome
 from gateway.refusals import AttemptFailed
+from gateway.relayedstream import RelayTap
 from gateway.streaming import StreamTap, error_event
 from gateway.upstream import UpstreamBroken, UpstreamError, UpstreamResponse
 from gateway.work import Work
 from shared.openai import GenerateRequest, Usage, usual_usage
 from shared.sse import SseEventTooLarge
 
+EVENTS = "text/event-stream"
 SETTLE_S = 0.2
 """How long a worker may take to end its answer after ``[DONE]`` to have its connection kept."""
 
@@ -53,6 +55,8 @@ async def deliver(
         await _stream(work, request, response, client, end, clock)
     elif request is not None or is_json:
         await _whole(work, response, client, end)
+    elif _is_known_stream(work, response):
+        await _relayed(work, response, client, end)
     else:
         await _verbatim(work, response, client, end)
 
@@ -84,6 +88,14 @@ def _encoded(response: UpstreamResponse) -> bool:
     return next(packed, "identity").lower() != "identity"
 
 
+def _is_known_stream(work: Work, response: UpstreamResponse) -> bool:
+    return (
+        response.content_type == EVENTS
+        and work.inbound.route in relayedstream.ROUTES
+        and not _encoded(response)  # the client may have asked for it: it cannot be looked into
+    )
+
+
 async def _verbatim(
     work: Work, response: UpstreamResponse, client: Client, end: EndAttempt
 ) -> None:
@@ -99,6 +111,30 @@ async def _verbatim(
         client.abort()
         return
     end(work, Outcome.OK, response.status)
+    await client.finish()
+
+
+async def _relayed(work: Work, response: UpstreamResponse, client: Client, end: EndAttempt) -> None:
+    """A stream of another form: held until its first content, then event for event."""
+    tap = RelayTap()
+    failed: UpstreamError = UpstreamBroken("the worker ended its answer early")
+    try:
+        while data := await response.read():
+            await _forward(work, None, tap.feed(data), response, client)
+    except UpstreamError as error:
+        failed = error
+    except SseEventTooLarge:
+        failed = UpstreamBroken("the worker sent an event beyond all limits")
+    await _forward(work, None, tap.end(), response, client)
+    if tap.error is not None:
+        raise refusals.from_error_object(tap.error)
+    if not tap.complete and not client.started:
+        raise refusals.from_upstream(failed)
+    good = tap.complete and not tap.failed
+    end(work, Outcome.OK if good else Outcome.UPSTREAM_ERROR, response.status)
+    if not tap.complete:
+        told = refusals.decode_json(refusals.from_upstream(failed).answer.body)
+        await client.write(relayedstream.error_event(refusals.error_in(told) or {}))
     await client.finish()
 
 
@@ -157,16 +193,16 @@ async def _pump(
 
 
 async def _forward(
-    work: Work, tap: StreamTap, data: bytes, response: UpstreamResponse, client: Client
+    work: Work, tap: StreamTap | None, data: bytes, response: UpstreamResponse, client: Client
 ) -> None:
     if not data:
         return
     if not client.started:
-        if work.lease is not None and tap.first_at is not None:
+        if work.lease is not None and tap is not None and tap.first_at is not None:
             work.lease.first_token(tap.first_at)
         headers = response.headers
         if not response.content_type:
-            headers = [*headers, ("Content-Type", "text/event-stream")]
+            headers = [*headers, ("Content-Type", EVENTS)]
         await client.start(response.status, work.mark(headers))
     await client.write(data)
 

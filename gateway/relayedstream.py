@@ -1,0 +1,107 @@
+"""Event streams of the routes that are relayed: where their content begins, and whether they end.
+
+OpenAI's Responses and Anthropic's Messages open with events that say nothing yet. Those are held
+back: a stream that fails behind them can still be asked of another worker, or get an error status.
+Events pass as they came, whole ones only. Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared import laxjson, sse
+
+ROUTES = frozenset({"/v1/responses", "/v1/messages"})
+"""Whose streams are known."""
+
+_OPENING = frozenset(
+    "response.created response.queued response.in_progress response.output_item.added "
+    "response.content_part.added message_start content_block_start ping".split()
+)
+_FAILED = frozenset({"error", "response.failed"})
+_ENDS = frozenset({"response.completed", "response.incomplete", "message_stop"})
+_MOST_EVENT = 64 << 20
+"""Bytes; the last event may hold all of an answer, pictures too."""
+_MOST_HELD = 1 << 20
+"""Bytes of opening events; with more of them the stream has begun, whatever they are."""
+
+
+class RelayTap:
+    """State of one stream."""
+
+    def __init__(self) -> None:
+        self._parser = sse.SseParser(_MOST_EVENT)
+        self._held: list[bytes] = []
+        self._size = 0
+        self.started = False
+        """Content has come: bytes are given out."""
+        self.complete = False
+        """The stream came to its end, a good or a bad one."""
+        self.failed = False
+        """What the worker ended it with was its own error."""
+        self.error: dict[str, Any] | None = None
+        """That error, of a stream that had not started."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes from the worker; returns what may go to the client.
+
+        Raises ``sse.SseEventTooLarge``.
+        """
+        for event in self._parser.feed(data):
+            self._take(event)
+        return self._release()
+
+    def end(self) -> bytes:
+        """The worker's stream is over: what is left to send."""
+        for event in self._parser.finish():
+            if event.complete:
+                self._take(event)
+        return self._release()
+
+    def _take(self, event: sse.SseEvent) -> None:
+        if self.error is not None:
+            return
+        text = event.data or ""
+        value = _decoded(text)
+        kind = event.event or str(value.get("type") or "")
+        self.failed = self.failed or kind in _FAILED
+        if self.failed and not self.started:
+            self.error = _error_of(value)
+            return
+        self._held.append(event.raw)
+        self._size += len(event.raw)
+        if kind in _ENDS or kind in _FAILED or text.strip() == "[DONE]":
+            self.started = self.complete = True
+        elif (text and kind not in _OPENING) or self._size > _MOST_HELD:
+            self.started = True
+
+    def _release(self) -> bytes:
+        if not self.started:
+            return b""
+        data = b"".join(self._held)
+        self._held.clear()
+        return data
+
+
+def error_event(error: dict[str, Any]) -> bytes:
+    """An error in a running stream, as the clients of either route understand it."""
+    told = {name: error.get(name) for name in ("code", "message", "param")}
+    return b"event: error\n" + sse.encode(laxjson.encode({"type": "error", "error": error, **told}))
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    try:
+        value = laxjson.decode(text)
+    except laxjson.NotJson:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _error_of(value: dict[str, Any]) -> dict[str, Any]:
+    """``{"error": {...}}``, ``{"response": {"error": {...}}}``, or the bare object."""
+    inner = value.get("response")
+    for place in (value, inner if isinstance(inner, dict) else {}):
+        error = place.get("error")
+        if isinstance(error, dict):
+            return error
+    return {"message": value.get("message"), "code": value.get("code")}
