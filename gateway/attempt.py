@@ -20,6 +20,7 @@ from gateway.relayedstream import RelayTap
 from gateway.streaming import StreamTap, error_event
 from gateway.upstream import UpstreamBroken, UpstreamError, UpstreamResponse
 from gateway.work import Work
+from shared import dialogue
 from shared.openai import GenerateRequest, Usage, usual_usage
 from shared.sse import SseEventTooLarge
 
@@ -32,9 +33,15 @@ class EndAttempt(Protocol):
     """Releases the booking of an attempt and keeps its record."""
 
     def __call__(
-        self, item: Work, outcome: Outcome, status: int, usage: Usage | None = None
+        self,
+        item: Work,
+        outcome: Outcome,
+        status: int,
+        usage: Usage | None = None,
+        *,
+        response: str = "",
     ) -> None:
-        """Does nothing if that has been done."""
+        """Does nothing if that has been done. ``response``: an id to go on from."""
         ...
 
 
@@ -56,7 +63,7 @@ async def deliver(
     elif request is not None or is_json:
         await _whole(work, response, client, end)
     elif _is_known_stream(work, response):
-        await _relayed(work, response, client, end)
+        await _relayed(work, response, client, end, clock)
     else:
         await _verbatim(work, response, client, end)
 
@@ -64,7 +71,7 @@ async def deliver(
 async def _whole(work: Work, response: UpstreamResponse, client: Client, end: EndAttempt) -> None:
     """An answer that is passed on when all of it is there."""
     body = await _read_all(response)
-    usage = None
+    usage, given = None, ""
     if work.request is not None and (usage := usual_usage(body)) is None:
         decoded = refusals.decode_json(body)
         if not isinstance(decoded, dict) and not _encoded(response):
@@ -73,8 +80,17 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
         if error is not None:
             raise refusals.from_error_object(error)
         usage = _adapter(work).usage(decoded)
-    end(work, Outcome.OK, response.status, usage)
+    elif work.request is None and work.inbound.route in dialogue.ROUTES:
+        usage, given = _told(body)
+    end(work, Outcome.OK, response.status, usage, response=given)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
+
+
+def _told(body: bytes) -> tuple[Usage | None, str]:
+    """What a whole response or message took, and the id to go on from it."""
+    decoded = refusals.decode_json(body)
+    fields = decoded if isinstance(decoded, dict) else {}
+    return dialogue.read_usage(fields.get("usage")), dialogue.response_id(fields)
 
 
 def _adapter(work: Work) -> Engine:
@@ -91,7 +107,7 @@ def _encoded(response: UpstreamResponse) -> bool:
 def _is_known_stream(work: Work, response: UpstreamResponse) -> bool:
     return (
         response.content_type == EVENTS
-        and work.inbound.route in relayedstream.ROUTES
+        and work.inbound.route in dialogue.ROUTES
         and not _encoded(response)  # the client may have asked for it: it cannot be looked into
     )
 
@@ -114,13 +130,29 @@ async def _verbatim(
     await client.finish()
 
 
-async def _relayed(work: Work, response: UpstreamResponse, client: Client, end: EndAttempt) -> None:
+async def _relayed(
+    work: Work,
+    response: UpstreamResponse,
+    client: Client,
+    end: EndAttempt,
+    clock: Callable[[], float],
+) -> None:
     """A stream of another form: held until its first content, then event for event."""
     tap = RelayTap()
     failed: UpstreamError = UpstreamBroken("the worker ended its answer early")
+
+    def over() -> None:
+        outcome = Outcome.OK if tap.complete and not tap.failed else Outcome.UPSTREAM_ERROR
+        end(work, outcome, response.status, tap.usage, response=tap.response)
+
     try:
         while data := await response.read():
-            await _forward(work, None, tap.feed(data), response, client)
+            out = tap.feed(data)
+            if out and not client.started and work.lease is not None:
+                work.lease.first_token(clock())
+            if tap.complete:  # what goes on from it may come before the worker closes
+                over()
+            await _forward(work, None, out, response, client)
     except UpstreamError as error:
         failed = error
     except SseEventTooLarge:
@@ -130,8 +162,7 @@ async def _relayed(work: Work, response: UpstreamResponse, client: Client, end: 
         raise refusals.from_error_object(tap.error)
     if not tap.complete and not client.started:
         raise refusals.from_upstream(failed)
-    good = tap.complete and not tap.failed
-    end(work, Outcome.OK if good else Outcome.UPSTREAM_ERROR, response.status)
+    over()
     if not tap.complete:
         told = refusals.decode_json(refusals.from_upstream(failed).answer.body)
         await client.write(relayedstream.error_event(refusals.error_in(told) or {}))

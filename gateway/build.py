@@ -38,6 +38,7 @@ from gateway.inherited import Inherited, number_of
 from gateway.openers import (
     admin_tls,
     check_config,
+    open_givers,
     open_ledger,
     open_limiter,
     open_samples,
@@ -148,7 +149,7 @@ class Gateway:
         if self._stream is not None:
             sinks.append(self._stream)
         self._meters, self._tenants = Meters(), open_tenants(config)
-        self._limiter = open_limiter(config, self._meters)
+        self._limiter, self._givers = open_limiter(config, self._meters), open_givers(config)
         self._keep_out_unfit(config)
         self.pipeline = Pipeline(
             Parts(
@@ -160,6 +161,7 @@ class Gateway:
                 config=config,
                 tenants=self._tenants,
                 limiter=self._limiter,
+                givers=self._givers,
                 traces=[recent.keep, *([self._trace.record] if self._trace is not None else [])],
                 suspect=self.feeds.suspect,
                 gate=gate,
@@ -233,6 +235,7 @@ class Gateway:
             asyncio.create_task(backends.grow(self._index), name="index"),
         ]
         self._limiter.start()
+        self._givers.start()
         self.feeds.on_silent = self.pipeline.give_up
         await self.feeds.start()
 
@@ -349,6 +352,7 @@ class Gateway:
             await server.shutdown(0.5)
         await self.feeds.stop()
         await self._limiter.close()
+        await self._givers.close()
         await self.prompts.close()
         await self.upstream.close()
         self._access.close()

@@ -15,6 +15,7 @@ from gateway.promises import Promise
 from gateway.reasons import REJECTED, why
 from gateway.records import Outcome, RequestRecord, Shadow, TokenFlow, Why
 from gateway.routing.base import Query
+from shared import dialogue
 from shared.errors import ApiError
 from shared.openai import Usage
 from shared.types import WorkerId
@@ -113,7 +114,8 @@ def make_record(attempt: Attempt, end: AttemptEnd, now: float) -> RequestRecord:
     route, usage = attempt.route, end.usage
     query, chosen = route.query, route.order[0].candidate
     cached = None if usage is None else usage.cached
-    if usage is not None and cached is None and attempt.member.reports_cached:
+    reports = attempt.member.reports_cached and end.route not in dialogue.ROUTES
+    if usage is not None and cached is None and reports:
         cached = 0  # some engines leave it out where it is 0
     # What a worker refused was not prefilled, so it has no tokens, as if it had been rejected here.
     if end.final and end.outcome is not Outcome.CLIENT_ERROR:

@@ -15,6 +15,7 @@ from gateway.discovery.allowed import CheckedResolver, Reachable
 from gateway.discovery.static import static_listing
 from gateway.engines.catalogue import AUTO
 from gateway.feeds.sources import make_sources
+from gateway.givers import Givers
 from gateway.keysfile import default_limits, read_keys
 from gateway.ledger import LedgerSink
 from gateway.ledgerstream import LedgerStream
@@ -100,6 +101,14 @@ def open_limiter(config: GatewayConfig, meters: Meters) -> Limiter:
     keys, name = RedisKeys(config.deployment.name), token_hex(8)
     away = config.tenancy.without_redis
     return Limiter(meters, link, keys, name, away=away, clock=time.monotonic, rng=Random())
+
+
+def open_givers(config: GatewayConfig) -> Givers:
+    """What knows which worker gave a response, shared through Redis if there is one."""
+    redis, link = config.redis, None
+    if redis.url != "none":
+        link = RedisLink(redis.url, redis.timeout_ms / 1000, "headwater-givers")
+    return Givers(link, RedisKeys(config.deployment.name), time.monotonic)
 
 
 def _all_keys(config: GatewayConfig) -> dict[bytes, Tenant]:

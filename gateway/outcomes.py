@@ -9,6 +9,7 @@ from gateway.knowledge import Knowledge
 from gateway.lease import Attempt, Lease
 from gateway.records import Outcome
 from gateway.routing.rates import PrefillSample, RateBook
+from shared import dialogue
 from shared.openai import Usage
 
 _PATIENCE = 4.0
@@ -81,13 +82,16 @@ class Outcomes:
         if answered:
             self._fleet.observe_service(member, attempt.booking, now)
             self._sample(attempt, usage, output, now)
+        # Engines that tell what was cached elsewhere need not on these routes.
+        dialogues = end.route in dialogue.ROUTES
+        silent = dialogues and (usage is None or usage.cached is None)
         self._knowledge.served(
             member,
             query,
             attempt.expectation,
-            Delivered.of(query, usage, output, reports=member.reports_cached),
+            Delivered.of(query, usage, output, reports=member.reports_cached and not dialogues),
             # After a failed attempt elsewhere, or without its end, an answer proves nothing.
-            judge=answered and attempt.number == 1,
+            judge=answered and attempt.number == 1 and not silent,
             now=now,
         )
 

@@ -10,6 +10,7 @@ from gateway.config import GatewayConfig
 from gateway.decision import Route
 from gateway.exchange import Inbound
 from gateway.gate import Gate
+from gateway.givers import Givers
 from gateway.prompts import Prompts
 from gateway.records import RequestRecord
 from gateway.retries import RetryBudget
@@ -35,6 +36,7 @@ class Parts:
     config: GatewayConfig
     tenants: Tenants
     limiter: Limiter
+    givers: Givers
     traces: Sequence[Callable[[Route | None, RequestRecord], None]] = ()
     """Told about each attempt with the decision behind it; None: the request was rejected."""
     suspect: Callable[[WorkerId], None] = lambda worker: None

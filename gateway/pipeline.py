@@ -30,6 +30,7 @@ from gateway.engines.catalogue import engine
 from gateway.exchange import Client, ClientGone, Inbound, error_answer
 from gateway.gate import Gate, Shed
 from gateway.parts import Parts
+from gateway.prompts import Prompt
 from gateway.records import Outcome, RequestRecord
 from gateway.refusals import AttemptFailed
 from gateway.streaming import error_event
@@ -37,13 +38,11 @@ from gateway.tenancy import Tenants
 from gateway.upstream import Timeouts, UpstreamError, UpstreamTimeout
 from gateway.wire.heads import plus
 from gateway.work import Cut, Work
-from shared import openai, sharedprefix
+from shared import dialogue, openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
 from shared.openai import RouteKind, Usage
 from shared.types import WorkerId
 
-SALTED = frozenset({"/v1/responses", "/v1/messages"})
-"""Routes that generate and are passed on without a look inside; engines take a salt there too."""
 CLIENT_CLOSED = 499
 """Status in records for a client that left before it had its answer."""
 
@@ -62,7 +61,7 @@ class Pipeline:
         self._spans, self._sample = parts.spans, parts.sample
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
-        self._tenants, self._limiter = parts.tenants, parts.limiter
+        self._tenants, self._limiter, self._givers = parts.tenants, parts.limiter, parts.givers
         self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
         self._running: set[Work] = set()
 
@@ -95,11 +94,6 @@ class Pipeline:
         item.salt = "" if salt == own else salt
         await self._metered(item, client)
 
-    def _salt_to_send(self, inbound: Inbound, own: str) -> str:
-        """What replaces the client's own salt in the body; empty: nothing does."""
-        salt = self._tenants.salt(inbound.tenant, own)
-        return "" if salt == own else salt
-
     async def _metered(self, item: Work, client: Client) -> None:
         """Serve it if its tenant may ask so much. Raises ``RateLimited`` (see ``Limiter``)."""
         tenant = item.inbound.tenant
@@ -119,11 +113,31 @@ class Pipeline:
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
         models = [name for name in self._router.models() if self._router.parent(name) is None]
-        item = work.relayed(inbound, models, self._config)
-        inbound.model = item.query.model
-        if inbound.route in SALTED:
-            item.salt = self._salt_to_send(inbound, work.own_salt(inbound.body))
+        inbound.model = work.model_of(inbound.body, models)
+        if inbound.route in dialogue.ROUTES:
+            item = await self._dialogue(inbound)
+        else:
+            item = work.relayed(inbound, inbound.model, self._config)
         await self._metered(item, client)
+
+    async def _dialogue(self, inbound: Inbound) -> Work:
+        """A response or a message, known by its text; engines take a salt there too."""
+        begun = self._clock()
+        asked = dialogue.read(inbound.route, inbound.body)
+        self._parsed(self._clock() - begun)
+        salt = self._tenants.salt(inbound.tenant, asked.salt)
+        profile = self._router.profile(inbound.model)
+        prompt = Prompt()
+        if profile is not None:
+            prompt = self._prompts.read_text(asked.text, profile, salt)
+            self._hashed(prompt.hash_s)
+        item = work.dialogue(inbound, inbound.model, asked, prompt, self._config)
+        item.salt = "" if salt == asked.salt else salt
+        if asked.previous:
+            giver = await self._givers.giver(inbound.tenant, asked.previous)
+            if giver is not None:
+                item.elsewhere = self._router.others(inbound.model, giver)
+        return item
 
     def abort_all(self) -> None:
         """End all running answers with an error (the time to drain is over)."""
@@ -248,7 +262,10 @@ class Pipeline:
         begun = self._clock()
         try:
             decision = self._router.decide(
-                item.query, begun, policy=item.policy, exclude=item.tried
+                item.query,
+                begun,
+                policy=item.policy,
+                exclude=[*item.tried, *item.elsewhere] if item.elsewhere else item.tried,
             )
         except KeyError:
             reason = f"There is no policy '{item.policy}'."
@@ -302,11 +319,14 @@ class Pipeline:
         usage: Usage | None = None,
         *,
         final: bool = True,
+        response: str = "",
     ) -> None:
         """Release the attempt's booking and keep its record; nothing if that has been done."""
         lease, item.lease = item.lease, None
         if lease is None:
             return
+        if response:
+            self._givers.gave(item.inbound.tenant, response, lease.worker)
         tap = item.tap
         end = AttemptEnd(
             outcome=outcome,

@@ -181,6 +181,21 @@ class Prompts:
             shared=shared,
         )
 
+    def read_text(self, text: bytes, profile: ModelProfile, salt: str) -> Prompt:
+        """Keys of a prompt that is known as text only, whatever tokenizer its workers have."""
+        if not text:
+            return Prompt(adapter=profile.adapter)
+        begun = self._clock()
+        plain = keys = self._text.keys(self._root(profile, "", TEXT), text)
+        if salt:
+            keys = self._text.keys(self._root(profile, salt, TEXT), text)
+        return Prompt(
+            keys=keys,
+            hash_s=self._clock() - begun,
+            adapter=profile.adapter,
+            plain_keys=plain if salt else (),
+        )
+
     def _approved(self, request: GenerateRequest, profile: ModelProfile, tokens: bytes) -> bytes:
         """The beginning that tenants share. A client that sent a salt of its own shares none."""
         if not profile.shares_prefixes or own_salt(request):
@@ -201,9 +216,9 @@ class Prompts:
         """Why what is approved is not shared by this model's tenants."""
         return self._approvals.faults(profile.tokenizer, able=profile.shares_prefixes)
 
-    def _root(self, profile: ModelProfile, salt: str) -> bytes:
+    def _root(self, profile: ModelProfile, salt: str, tokenizer: str = "") -> bytes:
         """First state of the hash chain; kept for the usual case without a salt."""
-        tokenizer = profile.tokenizer or TEXT
+        tokenizer = tokenizer or profile.tokenizer or TEXT
         name = (profile.canonical, tokenizer, profile.adapter)
         root = None if salt else self._roots.get(name)
         if root is None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared import laxjson, sse
-
-ROUTES = frozenset({"/v1/responses", "/v1/messages"})
-"""Whose streams are known."""
+from shared import dialogue, laxjson, sse
+from shared.openai import Usage
 
 _OPENING = frozenset(
     "response.created response.queued response.in_progress response.output_item.added "
@@ -33,6 +31,7 @@ class RelayTap:
         self._parser = sse.SseParser(_MOST_EVENT)
         self._held: list[bytes] = []
         self._size = 0
+        self._counts: dict[str, Any] = {}
         self.started = False
         """Content has come: bytes are given out."""
         self.complete = False
@@ -41,6 +40,10 @@ class RelayTap:
         """What the worker ended it with was its own error."""
         self.error: dict[str, Any] | None = None
         """That error, of a stream that had not started."""
+        self.usage: Usage | None = None
+        """What it took, as far as it has said."""
+        self.response = ""
+        """The id to go on from it; empty if it has none."""
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes from the worker; returns what may go to the client.
@@ -64,6 +67,7 @@ class RelayTap:
         text = event.data or ""
         value = _decoded(text)
         kind = event.event or str(value.get("type") or "")
+        self._account(value)
         self.failed = self.failed or kind in _FAILED
         if self.failed and not self.started:
             self.error = _error_of(value)
@@ -74,6 +78,20 @@ class RelayTap:
             self.started = self.complete = True
         elif (text and kind not in _OPENING) or self._size > _MOST_HELD:
             self.started = True
+
+    def _account(self, value: dict[str, Any]) -> None:
+        """Responses count at their end, Messages at both: what is cached first, the output last."""
+        response = value.get("response")
+        if isinstance(response, dict):
+            self.response = dialogue.response_id(response) or self.response
+            self.usage = dialogue.read_usage(response.get("usage")) or self.usage
+            return
+        message = value.get("message")
+        counted = value if message is None else message
+        usage = counted.get("usage") if isinstance(counted, dict) else None
+        if isinstance(usage, dict):
+            self._counts.update({name: n for name, n in usage.items() if n is not None})
+            self.usage = dialogue.read_usage(self._counts) or self.usage
 
     def _release(self) -> bytes:
         if not self.started:

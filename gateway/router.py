@@ -232,6 +232,11 @@ class Router:
         """Whether it is a member, or has left and still answers something."""
         return self._fleet.has(WorkerId(worker))
 
+    def others(self, model: str, worker: WorkerId) -> tuple[WorkerId, ...]:
+        """Who serves a model beside this worker; nobody if it does not serve it itself."""
+        serving = [member.id for member in self._fleet.serving(model)]
+        return tuple(other for other in serving if other != worker) if worker in serving else ()
+
     def worker_url(self, worker: WorkerId) -> str | None:
         """Base URL of a member."""
         member = self._fleet.get(worker)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.admission import Ticket
 from gateway.config import GatewayConfig
@@ -23,6 +24,7 @@ from gateway.wire.heads import plus, sealed
 from shared import openai
 from shared.blocks import GRANULE
 from shared.deadline import timeout_s
+from shared.dialogue import Dialogue
 from shared.errors import BadRequest
 from shared.headernum import whole
 from shared.jsonsplice import Edit, apply, set_member
@@ -56,6 +58,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     timeout_s: float
     show: bool
     """Tell the client what was decided."""
+    elsewhere: Sequence[WorkerId] = ()
+    """Workers that cannot serve it: another one holds what it goes on from."""
     salt: str = ""
     """Goes into the body in place of the client's own where the engine understands it."""
     shared: str = ""
@@ -171,22 +175,13 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
-class _Salted(msgspec.Struct):
-    cache_salt: str | None = None
+def model_of(body: bytes, models: Sequence[str]) -> str:
+    """Of a request that is passed on. Without a ``model`` the only one there is is meant.
 
-
-def own_salt(body: bytes) -> str:
-    """The client's own salt in a body that is not looked into further; empty without one."""
+    :raises BadRequest: there is more than one, or none.
+    """
     try:
-        return msgspec.json.decode(body, type=_Salted).cache_salt or ""
-    except (msgspec.DecodeError, RecursionError):
-        return ""
-
-
-def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> Work:
-    """Any other POST. Without a ``model`` in the body the only model there is is meant."""
-    try:
-        model = msgspec.json.decode(inbound.body, type=_Named).model
+        model = msgspec.json.decode(body, type=_Named).model
     except (msgspec.DecodeError, RecursionError):
         model = None
     if not model and len(models) == 1:
@@ -197,7 +192,35 @@ def relayed(inbound: Inbound, models: Sequence[str], config: GatewayConfig) -> W
             param="model",
             code="model_not_found",
         )
-    terms = _terms(inbound, config, inbound.headers.get("Accept-Encoding", "identity"))
+    return model
+
+
+def dialogue(
+    inbound: Inbound, model: str, asked: Dialogue, prompt: Prompt, config: GatewayConfig
+) -> Work:
+    """A response or a message: passed on as it is, but known by the text of its prompt."""
+    # The usage is read on the way, so answers must not come packed.
+    item = relayed(inbound, model, config, "identity")
+    item.query = replace(
+        item.query,
+        max_tokens=asked.max_tokens,
+        keys=prompt.keys,
+        plain_keys=prompt.plain_keys,
+        adapter=prompt.adapter,
+        session=_terms(inbound, config, "identity").session or asked.session,
+    )
+    item.policy = _terms(inbound, config, "identity").policy
+    return item
+
+
+def relayed(
+    inbound: Inbound, model: str, config: GatewayConfig, encoding: str | None = None
+) -> Work:
+    """Any other POST. ``encoding``: what of packed answers the worker may send; None: what the
+    client takes."""
+    if encoding is None:
+        encoding = inbound.headers.get("Accept-Encoding", "identity")
+    terms = _terms(inbound, config, encoding)
     query = Query(
         request_id=inbound.request_id,
         model=model,

@@ -33,6 +33,7 @@ LEARNED_MAXLEN = 500
 """Facts about workers without events kept per shard: a gateway that starts learns from them."""
 LOG_TTL_MS = 600_000
 BOOKING_TTL_MS = 2_000
+GAVE_TTL_MS = 3_600_000
 LEDGER_TTL_MS = 7 * 86_400_000
 LEDGER_FIELD = "l"
 """Of the ledger's stream: one line."""
@@ -102,6 +103,10 @@ class RedisKeys:
     def limits(self, tenant: str) -> str:
         """HASH: what a tenant has used of its limits, and how much runs at each gateway."""
         return f"hw:{{{self.deployment}.t.{tenant}}}:limits"
+
+    def gave(self, mark: str) -> str:
+        """STRING: the worker that gave a response; ``mark`` is a hash of its tenant and id."""
+        return f"hw:{{{self.deployment}.r.{mark[:2]}}}:gave:{mark}"
 
     def gateways(self) -> str:
         """SET of gateway ids that share bookings; in the same slot as their values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.app import GENERATE, MODEL, MODELS, OTHER_V1, RELAYED
 from gateway.openapi import OPENAPI
 from gateway.openapi.answers import GENERATED, READS
@@ -16,6 +18,7 @@ from gateway.openapi.parts import (
 )
 from gateway.openapi.requests import REQUESTS
 from gateway.openapi.schemas import TEXT, Schema, ref
+from shared import dialogue
 from shared.openai import RouteKind
 
 TEXT_OF = {
@@ -60,7 +63,7 @@ def _generation() -> Routes:
 def _relayed() -> Routes:
     made: Routes = {}
     for path in sorted(RELAYED):
-        made["POST", path] = _relay(TEXT_OF[path])
+        made["POST", path] = _dialogue(path) if path in dialogue.ROUTES else _relay(TEXT_OF[path])
     anything = _relay("Any other POST below /v1/")
     name = {"name": "path", "in": "path", "required": True, "schema": TEXT}
     name["description"] = "May hold slashes, but no empty and no dot segment."
@@ -80,6 +83,16 @@ def _relay(summary: str) -> Operation:
         parameters=parameters((*_FIRST, "traceparent")),
         errors=_RELAY_ERRORS,
         tag="relayed",
+    )
+
+
+def _dialogue(path: str) -> Operation:
+    return replace(
+        _relay(TEXT_OF[path]),
+        description="Passed on to a worker that has the model, where it costs the fewest seconds; "
+        "what workers hold of such prompts is learned from their text. What goes on from an "
+        "earlier response (`previous_response_id`) goes to the worker that gave it.",
+        parameters=parameters(),
     )
 
 

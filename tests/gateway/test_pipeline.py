@@ -16,7 +16,7 @@ from rig import CHAT, DONE, ROLE, STOP, chat, delta, usage, usage_event
 from gateway.config import GatewayConfig, RoutingConfig
 from gateway.exchange import Answer, ClientGone, Headers, Inbound
 from gateway.index.table import PrefixTable
-from gateway.openers import open_limiter
+from gateway.openers import open_givers, open_limiter
 from gateway.parts import Parts
 from gateway.pipeline import Pipeline
 from gateway.prompts import Prompt
@@ -183,6 +183,7 @@ class Bench:
                 config=config,
                 tenants=Tenants({}, b"", isolate=True),
                 limiter=open_limiter(config, Meters()),
+                givers=open_givers(config),
                 suspect=self.suspected.append,
                 clock=lambda: self.now,
             )
