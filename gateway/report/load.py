@@ -135,7 +135,11 @@ def _fill(
     except duckdb.IOException as error:
         mends = mend(files, spill, error)
     bad = tuple(sorted(_torn_lines(files), key=lambda line: BREAKS_OFF not in line.reason))
-    _create(db, [mends.get(file, file) for file in files], since, strict=False)
+    try:
+        _create(db, [mends.get(file, file) for file in files], since, strict=False)
+    except duckdb.IOException as error:  # it objected to something else before
+        mends = mend(files, spill, error)
+        _create(db, [mends.get(file, file) for file in files], since, strict=False)
     return bad, mends
 
 
