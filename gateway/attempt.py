@@ -81,16 +81,17 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
             raise refusals.from_error_object(error)
         usage = _adapter(work).usage(decoded)
     elif work.request is None and work.inbound.route in dialogue.ROUTES:
-        usage, given = _told(body)
+        usage, given = _told(body, work.inbound.route)
     end(work, Outcome.OK, response.status, usage, response=given)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
 
 
-def _told(body: bytes) -> tuple[Usage | None, str]:
-    """What a whole response or message took, and the id to go on from it."""
+def _told(body: bytes, route: str) -> tuple[Usage | None, str]:
+    """What a whole response or message took, and the id to go on from a response."""
     decoded = refusals.decode_json(body)
     fields = decoded if isinstance(decoded, dict) else {}
-    return dialogue.read_usage(fields.get("usage")), dialogue.response_id(fields)
+    given = dialogue.response_id(fields) if route == dialogue.RESPONSES else ""
+    return dialogue.read_usage(fields.get("usage")), given
 
 
 def _adapter(work: Work) -> Engine:
