@@ -73,6 +73,27 @@ def going_on(previous: object, text: str, **more: Any) -> dict[str, Any]:
     return {"model": "m", "input": text, "previous_response_id": previous, **more}
 
 
+def with_tools(route: str, **more: Any) -> list[dict[str, Any]]:
+    """One tool; ``more`` goes into it."""
+    text = words(random.Random(3), 40)
+    if route == MESSAGES:
+        return [{"name": "f", "description": text, "input_schema": {"type": "object"}, **more}]
+    return [{"type": "function", "name": "f", "description": text, "parameters": {}, **more}]
+
+
+SYSTEM = words(random.Random(4), 60)
+TURNS = [
+    ("user", words(random.Random(5), 60)),
+    ("assistant", "naïve 🌍 " + words(random.Random(6), 60)),
+    ("user", words(random.Random(7), 60)),
+]
+
+
+def base(route: str, **more: Any) -> dict[str, Any]:
+    """A request with a tool, a system text and three turns."""
+    return request(route, TURNS, SYSTEM, **{"tools": with_tools(route), **more})
+
+
 # --- answers -------------------------------------------------------------------------------------
 
 
@@ -193,17 +214,16 @@ def _texts(content: Any) -> list[str]:
     return [part if isinstance(part, str) else str(part.get("text")) for part in parts]
 
 
-S_PER_TOKEN = 2e-4
-
-
 class Speaker:
     """Plays a stub's part on both routes: it caches text in blocks of 64 bytes, four to a token.
+
+    :param prefill_s: seconds that each token takes that it did not find.
 
     ``says``: what is told of the cached tokens that it found; None leaves the figure out.
     """
 
-    def __init__(self, stub: Stub) -> None:
-        self.stub = stub
+    def __init__(self, stub: Stub, prefill_s: float = 0.0) -> None:
+        self.stub, self.prefill_s = stub, prefill_s
         self.cache: set[bytes] = set()
         self.says: Callable[[int], int | None] = lambda found: found
         self.play: Script | None = None
@@ -225,9 +245,8 @@ class Speaker:
         self.cache.update(blocks)
         self.given.append(f"resp_{self.stub.port}_{len(self.given)}")
         usage = usage_of(seen.target, Counts(tokens, self.says(found)))
-        # What is not cached takes its time, or workers would seem to be fast and slow by chance.
-        answer = told(seen.target, bool(body.get("stream")), self.given[-1], usage)
-        return [(tokens - found) * S_PER_TOKEN, *answer]
+        answered = told(seen.target, bool(body.get("stream")), self.given[-1], usage)
+        return [self.prefill_s * (tokens - found), *answered]
 
 
 async def say(url: str, route: str, body: Any, *headers: tuple[str, str]) -> Reply:

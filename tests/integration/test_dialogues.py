@@ -1,8 +1,8 @@
 """Responses and Messages go to where their conversation is.
 
 What counts of a prompt and what does not, what is known of it to whom, what answers say about it,
-and what the ledger has of it. Stored responses (``previous_response_id``):
-``test_stored_responses.py``.
+and what the ledger has of it. Besides: ``test_dialogue_bodies.py`` (bodies and answers pass as they
+are), ``test_stored_responses.py`` (``previous_response_id``).
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from caserig import check_error, counts
 from dialoguekit import (
     ANSWER,
     CACHED,
@@ -23,8 +21,11 @@ from dialoguekit import (
     MESSAGES,
     RESPONSES,
     ROUTES,
+    SYSTEM,
+    TURNS,
     Counts,
     Speaker,
+    base,
     bearer,
     events_of,
     item_of,
@@ -33,17 +34,15 @@ from dialoguekit import (
     rendered,
     request,
     say,
-    script,
     told,
     usage_of,
     whole,
+    with_tools,
     words,
 )
-from rig import END, answer, ask, chunk, head, plain
+from rig import END, answer, chunk, head
 
-from gateway.engines import plain as plainengine
-from gateway.engines.base import Salting
-from gateway.report import read_ledger, summarise
+from gateway.report import read_ledger
 
 KEYS = {"listen.api_keys": "sk-one,sk-two"}
 either_route = pytest.mark.parametrize("route", ROUTES)
@@ -60,9 +59,10 @@ async def test_a_conversation_stays_where_it_began(
     stub, serve, route: str, stream: bool, form: str
 ) -> None:
     rng = random.Random(1)
-    speakers = [Speaker(await stub()) for _ in range(4)]
+    # What is not cached takes long beside the noise of a busy machine, which is measured too.
+    speakers = [Speaker(await stub(), prefill_s=1.5e-4) for _ in range(4)]
     served = await serve(*(each.stub for each in speakers))
-    talks: list[Any] = [(words(rng, 60), [], []) for _ in range(8)]
+    talks: list[Any] = [(words(rng, 400), [], []) for _ in range(5)]
     for turn in range(4):
         for system, turns, places in talks:
             before = len(rendered(request(route, turns, system))) if turns else 0
@@ -110,25 +110,6 @@ async def test_a_packed_answer_passes_as_it_is_and_its_conversation_stays(
 # --- what counts of a prompt ---------------------------------------------------------------------
 
 
-def with_tools(route: str, **more: Any) -> list[dict[str, Any]]:
-    text = words(random.Random(3), 40)
-    if route == MESSAGES:
-        return [{"name": "f", "description": text, "input_schema": {"type": "object"}, **more}]
-    return [{"type": "function", "name": "f", "description": text, "parameters": {}, **more}]
-
-
-SYSTEM = words(random.Random(4), 60)
-TURNS = [
-    ("user", words(random.Random(5), 60)),
-    ("assistant", "naïve 🌍 " + words(random.Random(6), 60)),
-    ("user", words(random.Random(7), 60)),
-]
-
-
-def base(route: str, **more: Any) -> dict[str, Any]:
-    return request(route, TURNS, SYSTEM, **{"tools": with_tools(route), **more})
-
-
 def unsaid(route: str) -> dict[str, bytes]:
     """Other bodies that say the same."""
     body = base(route)
@@ -162,6 +143,7 @@ def said(route: str) -> dict[str, tuple[dict[str, Any], str, str]]:
         image = {"type": "input_image", "image_url": "http://a/b"}
     shown = [("user", [image]), *TURNS[1:]]  # type: ignore[list-item]
     renamed = [("assistant", TURNS[0][1]), *TURNS[1:]]
+    longer = [*TURNS[:2], ("user", "x" + TURNS[2][1])]
     return {
         "tools": (base(route, tools=[{**with_tools(route)[0], "name": "g"}]), "", "tools"),
         "no tools": (base(route, tools=[]), "", "tools"),
@@ -169,13 +151,7 @@ def said(route: str) -> dict[str, tuple[dict[str, Any], str, str]]:
         "no system": (request(route, TURNS, tools=with_tools(route)), "tools", "system"),
         "a picture": ({**base(route), **_turns(route, shown)}, "system", "first"),
         "a role": ({**base(route), **_turns(route, renamed)}, "system", "first"),
-        "the last turn": (
-            request(
-                route, [*TURNS[:2], ("user", "x" + TURNS[2][1])], SYSTEM, tools=with_tools(route)
-            ),
-            "first",
-            "last",
-        ),
+        "the last turn": ({**base(route), **_turns(route, longer)}, "first", "last"),
     }  # fmt: skip
 
 
@@ -275,8 +251,8 @@ async def test_what_answers_say_corrects_what_is_believed(
         assert matched(await say(served.url, route, body)) == 0
     speaker.cache.clear()
     speaker.says = lambda found: figure
-    for body in prompts[:3]:
-        assert matched(await say(served.url, route, body)) > 0 or figure == 0
+    first = [matched(await say(served.url, route, body)) for body in prompts[:3]]
+    assert first[0] > 100, "nothing was said yet"
     found = [matched(await say(served.url, route, body)) for body in prompts[3:6]]
     if figure is None:
         assert all(tokens > 100 for tokens in found), found
@@ -314,128 +290,3 @@ async def test_the_ledger_has_what_answers_say(
     assert {(one.model, one.worker, one.status, str(one.outcome)) for one in records} == {
         ("m", worker.id, 200, "ok")
     }
-
-
-NUMBERS = [None, -1, 2**40, 2**70, 1.5, float("nan"), True, "7", [], {}]
-
-
-@either_way
-@either_route
-async def test_no_odd_answer_is_changed_or_spoils_the_ledger(
-    stub, serve, tmp_path: Path, route: str, stream: bool
-) -> None:
-    worker = await stub()
-    served = await serve(worker, **{"ledger.dir": str(tmp_path)})
-    good = usage_of(route, Counts(1000, 640))
-    usages: list[Any] = [*NUMBERS, usage_of(route, Counts(10, 640)), {"input_tokens": 5}]
-    usages += [{**good, name: number} for name in good for number in NUMBERS]
-    details = [{"cached_tokens": number} for number in NUMBERS]
-    usages += [{**good, "input_tokens_details": each} for each in details]
-    names: list[Any] = ["r", "", "r" * 70_000, "a\r\nb: c", *NUMBERS]
-    odd = [(each, "r") for each in usages] + [(good, name) for name in names]
-    for usage, name in odd:
-        events = events_of(route, name, usage, told="twice")
-        worker.plays(script(events) if stream else answer(whole(route, name, usage)))
-        reply = await say(served.url, route, request(route, TURNS, stream=stream))
-        wanted = b"".join(events) if stream else json.dumps(whole(route, name, usage)).encode()
-        assert reply.body == wanted, (usage, name)
-    await served.gateway.close()
-    for record in read_ledger([tmp_path]):
-        record.flow.check()
-    assert summarise([tmp_path]).totals["requests"] == len(odd)
-
-
-# --- bodies pass as they are ---------------------------------------------------------------------
-
-DEEP = 100_000
-RAW = [
-    b'{"model":"m","input":"x","messages":[{"role":"user","content":"x"}],"max_tokens":5}',
-    b' {\n"model" : "m", "input":"\\u0041\\ud83c\\udf0d \xf0\x9f\x8c\x8d", "n":1e400, "o":-0.0} ',
-    b'{"input":"a","model":"x","input":"b","messages":null,"model":"m","x":123456789012345678901}',
-    b'{"model":"m","input":[{"role":"user","content":[{"type":"text","text":"\\ud83c"}]}],"z":{}}',
-    b'{"model":"m","tools":[{"a":123456789012345678901234567890,"b":NaN,"c":"\\udc00"}],"input":"x"}',
-    b'{"model":"m","input":' + b"[" * DEEP + b"]" * DEEP + b"}",
-    b'{"model":"m","messages":' + b'[{"content":' * DEEP + b"1" + b"}]" * DEEP + b"}",
-]
-NO_OBJECT = [
-    b"",
-    b"nonsense",
-    b"[]",
-    b"null",
-    b'"x"',
-    b"7",
-    b"{",
-    b'{"model":"m\xff"}',
-    b"[" * DEEP,
-]
-PARTS: list[Any] = [
-    *(None, 0, 1.5, True, "x", [], {}, {"type": "text"}, {"type": "text", "text": None}),
-    *({"type": "input_text", "text": 5}, {"type": "output_text", "text": ["x"]}, {"text": "x"}),
-    *({"type": ["text"], "text": "x"}, {"type": {"a": 1}}, {"type": None, "cache_control": 7}),
-]
-ODD: list[Any] = [
-    *(None, 0, -1, 2**70, 1.5, True, False, "", "x", "\ud83c", "x" * 9999, [], {}, [[]], [None]),
-    *([0], ["x"], [{}], {"role": "user"}, [{"role": None, "content": "x"}], [{"content": None}]),
-    *([{"role": 1, "content": 2}], [{"role": ["user"], "content": {}}], [{"type": "message"}]),
-    *([{"role": "user", "content": [part]}] for part in PARTS),
-    [{"role": "user", "content": PARTS}],
-    PARTS,
-]
-FIELDS = (
-    *("input", "messages", "tools", "instructions", "system", "previous_response_id", "stream"),
-    *("cache_salt", "prompt_cache_key", "max_output_tokens", "max_tokens"),
-)
-
-
-@either_route
-async def test_any_body_reaches_a_worker_byte_for_byte(stub, serve, route: str) -> None:
-    worker = await stub()
-    worker.plays(told(route, False, "r", usage_of(route, Counts(9, 0))))
-    served = await serve(worker)
-    bodies = [*RAW, *NO_OBJECT]
-    bodies += [json.dumps({**base(route), f: value}).encode() for f in FIELDS for value in ODD]
-    for body in bodies:
-        reply = await ask(served.url, route, body)
-        assert reply.status == 200, (body[:300], reply.body)
-        assert worker.seen[-1].body == body, body[:300]
-    assert len(worker.seen) == len(bodies)
-    worker.plays(plain(b'{"type":"error"}', 400, ("Content-Type", "application/json")))
-    assert (await ask(served.url, route, bodies[0])).status == 400, "its own refusal"
-
-
-@either_route
-async def test_without_any_model_it_is_refused(stub, serve, route: str) -> None:
-    worker = await stub(("m", "n"))
-    served = await serve(worker)
-    body = {name: value for name, value in base(route).items() if name != "model"}
-    bodies = [*NO_OBJECT, json.dumps(body).encode()]
-    names = [*(value for value in ODD if not isinstance(value, str)), ""]
-    bodies += [json.dumps({**body, "model": name}).encode() for name in names]
-    for raw in bodies:
-        check_error(await ask(served.url, route, raw), 400)
-    assert worker.seen == []
-
-
-@either_way
-@either_route
-async def test_tenants_bodies_are_changed_in_their_salt_only(
-    stub, serve, monkeypatch, route: str, stream: bool
-) -> None:
-    monkeypatch.setattr(plainengine.PlainEngine, "salting", Salting.ROOT)
-    workers = [Speaker(await stub()).stub for _ in range(2)]
-    served = await serve(*workers, **KEYS)
-    salted = re.compile(rb'"cache_salt"\s*:\s*"([^"]*)"')
-    salts = set()
-    for key in ("sk-one", "sk-two"):
-        for own in ("", '"cache_salt" :  "mine" ,'):
-            text = json.dumps({**base(route, stream=stream), "big": 2**70}, indent=1)
-            body = text.replace("{", "{" + own, 1).encode()
-            before = counts(workers)
-            await say(served.url, route, body, bearer(key))
-            seen = next(w.seen[-1] for w, n in zip(workers, before, strict=True) if len(w.seen) > n)
-            [salt] = salted.findall(seen.body)
-            salts.add(salt)
-            kept = salted.sub(b'"cache_salt" :  "mine"', seen.body) if own else seen.body
-            bare = salted.sub(b"", seen.body).replace(b"{,", b"{", 1)
-            assert (kept if own else bare).split() == body.split()
-    assert len(salts - {b"mine"}) == 4
