@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All tests but the slow suites: usage: scripts/test.sh PYTHON [pytest arguments].
-# First what computes only, on all cores; then what starts processes and mostly waits for them, two at
-# a time.
+# First what computes only, on all cores; then what starts processes and mostly waits for them: three at
+# a time keep two cores busy, where two leave half of them idle.
 set -u
 cd "$(dirname "$0")/.."
 python=$1
@@ -16,6 +16,6 @@ suite() {
 }
 OMP_NUM_THREADS=1 suite tests/architecture tests/contracts tests/gateway tests/monitoring \
     tests/properties tests/shared tests/worker --numprocesses auto "$@"
-suite tests/cases tests/integration --numprocesses 2 --dist loadfile "$@"
+suite tests/cases tests/integration --numprocesses 3 --dist loadfile "$@"
 [ "$ran" -eq 1 ] || { echo "no test was selected" >&2; exit 5; }
 exit "$failed"
