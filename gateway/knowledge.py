@@ -79,7 +79,9 @@ class Knowledge:
         self._index.join(
             member.id, member.info.epoch, member.stride, closed=member.evicts_leaves_first
         )
-        self._index.attach(member.id, self._learner.contents(member.id))
+        if not member.info.event_feed:
+            # Of one with a feed events may take back what was learned, key by key.
+            self._index.attach(member.id, self._learner.contents(member.id))
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and its contents with it."""

@@ -87,8 +87,8 @@ class PrefixIndex(Protocol):
         ...
 
     def learn(self, worker: WorkerId, change: Learned) -> None:
-        """What was attached has changed; of an unknown worker it is dropped. What is gone is gone
-        from what its events said as well. Mutates."""
+        """What was learned of a worker has changed; of an unknown one it is dropped. It is taken in
+        unless its contents were attached. Mutates."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -203,10 +203,11 @@ class PrefixTable:
             return
         if change.cleared:
             self._empty(worker, holder)
-        if holder.slot.count:
+        if holder.learned is None:
             holdings = self._strides[holder.stride]
             holdings.remove(holder.slot, change.lost, nested=True)
             holdings.remove(holder.slot, change.evicted, nested=True)
+            holdings.add(holder.slot, change.stored, nested=True)
         if change.stored:
             self._keep_cap(holder.stride)
         self.tidy(_SLICE)

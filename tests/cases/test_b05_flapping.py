@@ -155,7 +155,7 @@ async def test_streams_that_end_while_it_is_away(stub, serve) -> None:
     async def ten() -> bool:
         return await gauge.look() == 10
 
-    await settles(ten, 1.0)
+    await settles(ten, 10.0)
     one.healthy = False
     replies = await asyncio.gather(*running)
     let_go.set()
@@ -185,7 +185,7 @@ async def test_it_dies_with_its_streams_and_starts_again(stub, serve) -> None:
         async def ten() -> bool:
             return await gauge.look() == 10
 
-        await settles(ten, 1.0)
+        await settles(ten, 10.0)
         await one.stop()
         replies = await asyncio.gather(*running)
         assert all("error" in reply.events[-1] for reply in replies)
