@@ -87,8 +87,9 @@ class PrefixIndex(Protocol):
         ...
 
     def learn(self, worker: WorkerId, change: Learned) -> None:
-        """What was learned of a worker has changed; of an unknown one it is dropped. It is taken in
-        unless its contents were attached. Mutates."""
+        """What was learned of a worker has changed; of an unknown one it is dropped. What is new is
+        taken in unless contents were attached; what is gone is gone from what its events said as
+        well. Mutates."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -203,12 +203,13 @@ class PrefixTable:
             return
         if change.cleared:
             self._empty(worker, holder)
-        if holder.learned is None:
-            holdings = self._strides[holder.stride]
+        holdings = self._strides[holder.stride]
+        if holder.slot.count:
             holdings.remove(holder.slot, change.lost, nested=True)
             holdings.remove(holder.slot, change.evicted, nested=True)
-            holdings.add(holder.slot, change.stored, nested=True)
         if change.stored:
+            if holder.learned is None:
+                holdings.add(holder.slot, change.stored, nested=True)
             self._keep_cap(holder.stride)
         self.tidy(_SLICE)
 
