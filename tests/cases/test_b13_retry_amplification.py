@@ -50,12 +50,15 @@ async def test_a_total_outage_is_not_multiplied(stub, serve, outage: str) -> Non
     first = sum(counts(workers))
     assert first <= (1 + RETRIES) * REQUESTS
     assert longest < 60.0
-    # The outage goes on: retries are rationed, once there were as many as requests at a time.
-    for _ in range(2):
-        first = sum(counts(workers))
+    # The outage goes on: retries are rationed, once there were as many as requests at a time. On a
+    # slow machine that is up to all of a load, which takes three loads more at most.
+    attempts = []
+    while not attempts or attempts[-1] > 1.2 * REQUESTS:
+        assert len(attempts) < 5, attempts
+        before = sum(counts(workers))
         statuses, longest = await load(served, REQUESTS, stream=SSE_HEAD in OUTAGES[outage])
         assert set(statuses) <= {500, 502, 503, 504}
-    assert sum(counts(workers)) - first <= 1.2 * REQUESTS, sum(counts(workers)) - first
+        attempts.append(sum(counts(workers)) - before)
     # And it ends: no request is refused because of what was.
     for worker in workers:
         worker.plays(completion())
