@@ -31,12 +31,13 @@ class Booking(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class Reported:
-    """A load report, and what of it was not ours at that moment."""
+    """A load report, and what of it this gateway had not booked. Others may have: what they tell,
+    sooner or later, is the same work (:func:`gateway.views.look`)."""
 
     load: WorkerLoad
     at: float
     unbooked_s: float
-    """Prefill work that nobody had booked."""
+    """Prefill work beyond our own."""
     foreign: int
     """Requests beyond our own."""
 

@@ -224,23 +224,19 @@ class Fleet:
         share = min(1.0, self._service.at_once(member.pool) / (booking.beside + 1))
         self._service.observe(member.pool, share * own)
 
-    def peers_prefill_s(self, member: Member, now: float) -> float:
-        """Prefill seconds that the other gateways have booked on a member."""
-        return self._peer_work(member.id, now).prefill_s if self._peers else 0.0
-
     def bookings(self, now: float) -> dict[WorkerId, Booked]:
         """Own booked work, without the idle workers."""
         work = {member.id: member.booked(now) for member in self if member.inflight}
         return {worker: booked for worker, booked in work.items() if booked.count}
 
-    def apply_peer(self, gateway: str, booked: Mapping[WorkerId, Booked], now: float) -> None:
-        """What another gateway has booked; replaces what it told before."""
+    def apply_peer(self, gateway: str, booked: Mapping[WorkerId, Booked], at: float) -> None:
+        """What another gateway had booked at that time; replaces what it told before."""
         self._peers = {
-            name: told for name, told in self._peers.items() if now - told[0] <= PEER_STALE_S
+            name: told for name, told in self._peers.items() if at - told[0] <= PEER_STALE_S
         }
         self._peers.pop(gateway, None)
         if booked:
-            self._peers[gateway] = (now, dict(booked))
+            self._peers[gateway] = (at, dict(booked))
 
     def _peer_work(self, worker: WorkerId, now: float) -> Booked:
         prefill_s, tokens, count = 0.0, 0, 0

@@ -233,14 +233,14 @@ class Member:
 
     # ---------------------------------------------------------------- what it reports
 
-    def report(self, load: WorkerLoad, now: float, s_per_token: float, peers_s: float) -> None:
-        """A load report; ``peers_s``: prefill seconds that other gateways have booked here.
+    def report(self, load: WorkerLoad, now: float, s_per_token: float) -> None:
+        """A load report.
 
         It tells of the moment at which it was made. What was booked here then is no one else's
         work, also if it has ended since.
         """
         made = self._made_at(load, now)
-        extra = load.queued_prefill_tokens * s_per_token - self.prefill_s(now) - peers_s
+        extra = load.queued_prefill_tokens * s_per_token - self.prefill_s(now)
         foreign = load.running + load.waiting - self.inflight
         for booking in (*self._past, *self.answering):
             extra -= booking.prefill_s if booking.prefilled > made else 0.0

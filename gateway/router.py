@@ -176,7 +176,7 @@ class Router:
             return
         self._rates.report(member.pool, worker, load.prefill_tokens_per_s)
         s_per_token = self._rates.s_per_token(member.pool, worker)
-        member.report(load, now, s_per_token, self._fleet.peers_prefill_s(member, now))
+        member.report(load, now, s_per_token)
         self._fleet.served_at_once(member, load.running)
         self._knowledge.resize(member)
         self._index.tidy(_TIDY_BUDGET)
@@ -200,10 +200,11 @@ class Router:
             self._knowledge.told(member, fact)
 
     def apply_peer_bookings(
-        self, gateway: str, booked: Mapping[WorkerId, Booked], now: float
+        self, gateway: str, booked: Mapping[WorkerId, Booked], told: float
     ) -> None:
-        """What another gateway has booked; replaces what it told before, empty clears it."""
-        self._fleet.apply_peer(gateway, booked, now)
+        """What another gateway had booked when it ``told`` so; replaces what it told before, empty
+        clears it."""
+        self._fleet.apply_peer(gateway, booked, told)
 
     # ---------------------------------------------------------------- what can be asked
 

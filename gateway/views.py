@@ -50,7 +50,7 @@ def look(
     info, breaker, report = member.info, member.breaker, member.last_report
     load, load_age_s, blocks = None, 0.0, info.blocks_total
     tpot_s, host_s_per_token = member.tpot_s, pool.host_s_per_token
-    booked_prefill_s, foreign, held = member.prefill_s(now), 0, member.kv_tokens
+    others_s, foreign, held = 0.0, 0, member.kv_tokens
     if report is not None:
         load, load_age_s = report.load, now - report.at
         # These hold however old they are.
@@ -64,10 +64,10 @@ def look(
         else:
             foreign = report.foreign
             held = load.blocks_used * info.block_size + member.kv_tokens_since
-            if report.unbooked_s:
-                booked_prefill_s += report.unbooked_prefill_s(now)
+            others_s = report.unbooked_prefill_s(now)
     if peers is not None:
-        booked_prefill_s += peers.prefill_s
+        # Mostly the same work, which either of the two may have told first.
+        others_s = max(others_s, peers.prefill_s)
         foreign = max(foreign, peers.count)
         held += peers.decode_tokens if load is None else 0
     if member.early:
@@ -84,7 +84,7 @@ def look(
         trust,
         info.block_size,
         len(member.pending) + decoding,  # inflight
-        booked_prefill_s,
+        member.prefill_s(now) + others_s,  # booked_prefill_s
         held,  # booked_decode_tokens
         s_per_token / _NEW_PACE if fresh else s_per_token,  # prefill_s_per_token
         pool.overhead_s,

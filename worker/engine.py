@@ -173,11 +173,17 @@ class Engine:
         self._inbox.put(lambda: self._steps.abort(request_id))
 
     def load(self) -> WorkerLoad:
-        """The latest snapshot, plus what still lies in the inbox. Thread-safe."""
-        snapshot = self._steps.load
+        """The latest snapshot, plus what still lies in the inbox, without what the step that runs
+        has done of its tokens by now: a step may take seconds. Thread-safe."""
+        snapshot, started = self._steps.load, self._steps.step_started
+        done = 0.0
+        if started is not None:
+            done = max(0.0, self._clock() - started) * snapshot.prefill_tokens_per_s
+        done = min(done, self._steps.step_tokens)
         return msgspec.structs.replace(
             snapshot,
             waiting=snapshot.waiting + max(0, self._submitted - self._steps.accepted),
+            queued_prefill_tokens=max(0, snapshot.queued_prefill_tokens - int(done)),
             draining=self._draining,
             uptime_s=self._clock() - self._started_at,
         )

@@ -87,6 +87,8 @@ class StepLoop(Generic[Target]):
         self.event_batches = 0
         self.failed_steps = 0
         self.step_started: float | None = None
+        self.step_tokens = 0
+        """Of the step that runs, or ran last."""
         self.longest_s = 0.0
         """Duration of the longest step lately; it halves in :data:`LATELY` steps."""
         self.load = WorkerLoad()
@@ -151,6 +153,7 @@ class StepLoop(Generic[Target]):
         kind = plan.kind
         every = DECODING_REFRESH_S if kind == "decode" else REFRESH_S
         self.refresh_if_due(every)
+        self.step_tokens = plan.n_tokens
         started = self.step_started = self._clock()
         for out in self._compute(plan, kind):
             self._extend(out)

@@ -66,9 +66,10 @@ class SharesBookings(Protocol):
         ...
 
     def apply_peer_bookings(
-        self, gateway: str, booked: Mapping[WorkerId, Booked], now: float
+        self, gateway: str, booked: Mapping[WorkerId, Booked], told: float
     ) -> None:
-        """What another gateway has booked; replaces what it told before, empty clears it."""
+        """What another gateway had booked when it ``told`` so; replaces what it told before, empty
+        clears it."""
         ...
 
 

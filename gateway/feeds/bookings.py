@@ -1,7 +1,8 @@
 """Gateways tell each other what they have booked, so that they do not all pick the same worker.
 
 Each owns one value that is replaced twice a second and dies with it after two seconds: a gateway
-that crashed leaks nothing, and nothing can become negative.
+that crashed leaks nothing, and nothing can become negative. What is read is as old as it is, up to
+twice that: prefills booked there have gone on meanwhile.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ def decode_bookings(data: bytes) -> dict[WorkerId, Booked]:
         WorkerId(name): Booked(max(0.0, prefill_s), max(0, tokens), max(0, count))
         for name, (prefill_s, tokens, count) in _DECODER.decode(data).items()
     }
+
+
+def _age_s(left_ms: Reply) -> float:
+    """How long ago a value was written whose key lives so much longer: no two machines' clocks are
+    compared. 0 where that is not known."""
+    if not isinstance(left_ms, int) or left_ms < 0:  # it has just gone, or never goes
+        return 0.0
+    return max(0, BOOKING_TTL_MS - left_ms) / 1000
 
 
 class BookingExchange:
@@ -102,12 +111,13 @@ class BookingExchange:
     async def _read(self, peers: list[str]) -> None:
         if not peers:
             return
-        [values] = await self._link.call([("MGET", *map(self._keys.bookings, peers))])
+        keys = [self._keys.bookings(peer) for peer in peers]
+        values, *left = await self._link.call([("MGET", *keys), *(("PTTL", key) for key in keys)])
         if not isinstance(values, list):
             return
         now = self._clock()
         silent: list[str] = []
-        for peer, value in zip(peers, values, strict=True):
+        for peer, value, left_ms in zip(peers, values, left, strict=True):
             if value is None:
                 silent.append(peer)
                 self._forget(peer, now)
@@ -118,7 +128,7 @@ class BookingExchange:
                 self._stats.decode_errors += 1
                 continue
             self._heard[peer] = now
-            self._router.apply_peer_bookings(peer, booked, now)
+            self._router.apply_peer_bookings(peer, booked, now - _age_s(left_ms))
         if silent:
             # One that only was slow adds itself again with its next value.
             await self._link.call([("SREM", self._keys.gateways(), *silent)])

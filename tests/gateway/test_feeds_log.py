@@ -40,6 +40,8 @@ class FakeRedis:
         self.asked: list[tuple] = []
         self.dropped = asyncio.Event()
         self.values: dict[str, object] = {}
+        self.lives: dict[str, object] = {}
+        """Milliseconds that a key still lives; of others nothing is known."""
 
     cluster = False
 
@@ -68,6 +70,8 @@ class FakeRedis:
             return self.reads.popleft()
         if name == "MGET":
             return [self.values.get(key) for key in command[1:]]
+        if name == "PTTL":
+            return self.lives.get(command[1], -1)
         if name == "HMGET":
             return self.values.get(command[1], [None, None])
         return self.values.get(name)
@@ -227,12 +231,13 @@ async def test_without_a_checkpoint_the_worker_must_be_asked(rig: Rig) -> None:
 class Shares:
     def __init__(self) -> None:
         self.peers: dict = {}
+        self.told: dict = {}
 
     def bookings(self, now):
         return {"w": Booked(1.0, 10, 1)}
 
-    def apply_peer_bookings(self, gateway, booked, now) -> None:
-        self.peers[gateway] = booked
+    def apply_peer_bookings(self, gateway, booked, told) -> None:
+        self.peers[gateway], self.told[gateway] = booked, told
 
 
 async def test_bookings_are_exchanged_and_forgotten(rig: Rig) -> None:
@@ -251,6 +256,21 @@ async def test_bookings_are_exchanged_and_forgotten(rig: Rig) -> None:
     assert shares.peers == {"you": {}}
     assert ("SREM", KEYS.gateways(), "you") in rig.redis.asked
     assert rig.stats.peers == 0
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "age_s"),
+    [(2000, 0.0), (1600, 0.4), (1, 1.999), (0, 2.0), (2500, 0.0), (-1, 0.0), (-2, 0.0), (b"", 0.0)],
+)
+async def test_bookings_are_as_old_as_their_value(rig: Rig, left_ms, age_s) -> None:
+    shares = Shares()
+    exchange = BookingExchange(rig.redis, KEYS, shares, "me", rig.stats, lambda: rig.now, Random(1))
+    rig.redis.values["SMEMBERS"] = [b"you", b"fresh"]
+    for peer, left in (("you", left_ms), ("fresh", 2000)):
+        rig.redis.values[KEYS.bookings(peer)] = encode_bookings({"w": Booked(2.0, 20, 2)})
+        rig.redis.lives[KEYS.bookings(peer)] = left
+    await exchange.exchange()
+    assert shares.told == {"you": pytest.approx(rig.now - age_s), "fresh": rig.now}
 
 
 async def test_peers_are_forgotten_during_an_outage(rig: Rig) -> None:

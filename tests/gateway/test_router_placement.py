@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from routerkit import Rig, failed, ok
 
-from gateway.decision import Route
+from gateway.decision import Booked, Route
 from gateway.routing.base import Trust, WorkerState
 from shared.events import stored
 from shared.load import WorkerLoad
@@ -374,6 +374,16 @@ def test_peers_bookings_count_and_vanish_with_their_gateway() -> None:
     workers = {rig.serve(rig.prompt(5)).worker for _ in range(20)}
     assert workers == {"w1", "w2"}
     assert peer.router.bookings(peer.now)[WorkerId("w1")].count == 1
+
+
+def test_what_a_peer_had_booked_a_while_ago_has_been_worked_on_since() -> None:
+    rig, now = Rig(workers=2), 100.0
+    rig.now = now
+    for age_s, left_s in ((0.0, 0.8), (0.3, 0.5), (0.9, 0.0)):
+        rig.router.apply_peer_bookings("g2", {WorkerId("w1"): Booked(0.8, 10, 1)}, now - age_s)
+        views = {one.candidate.worker.id: one.candidate.worker for one in rig.route([]).order}
+        assert views[WorkerId("w1")].booked_prefill_s == pytest.approx(left_s)
+        assert views[WorkerId("w2")].booked_prefill_s == 0.0
 
 
 def _only(route: Route, worker: str) -> Route:

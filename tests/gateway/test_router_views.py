@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from routerkit import Rig
 
 from gateway.decision import Booked
@@ -9,6 +10,7 @@ from gateway.learned import Fact
 from gateway.parity import Parity, Verdict
 from gateway.routing.base import Trust
 from shared.blocks import pack_keys
+from shared.load import WorkerLoad
 from shared.types import WorkerId
 
 W1 = WorkerId("w1")
@@ -59,6 +61,25 @@ def test_what_several_gateways_booked_adds_up() -> None:
     rig.router.apply_peer_bookings("d", {WorkerId("w2"): Booked(1.5, 15, 1)}, rig.now)
     rig.router.apply_peer_bookings("e", {}, rig.now)
     assert {rig.route(rig.prompt(2)).worker for _ in range(8)} == {"w1"}
+
+
+@pytest.mark.parametrize("first", ["report", "peer"])
+@pytest.mark.parametrize(("tokens", "left_s"), [(3_000, 1.0), (20_000, 1.7)])
+def test_work_that_worker_and_peer_both_tell_of_counts_once(first, tokens, left_s) -> None:
+    rig = Rig(1)
+
+    def report() -> None:
+        load = WorkerLoad(running=1, queued_prefill_tokens=tokens, prefill_tokens_per_s=1e4)
+        rig.router.apply_load(W1, load, rig.now)
+
+    def peer() -> None:
+        rig.router.apply_peer_bookings("b", {W1: Booked(1.3, 0, 1)}, rig.now)
+
+    for tell in [report, peer] if first == "report" else [peer, report]:
+        tell()
+    rig.now += 0.3
+    wait_s = rig.route(rig.prompt(1)).chosen.candidate.worker.booked_prefill_s
+    assert wait_s == pytest.approx(left_s)
 
 
 def test_what_another_gateway_saw_served_is_known() -> None:

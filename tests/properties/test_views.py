@@ -57,7 +57,7 @@ class Life:
             assert not self.member.release(booking, self.now, failed=False)
         elif what == 4:
             self.told = self.now, WorkerLoad(running=2, waiting=1, blocks_used=90)
-            self.member.report(self.told[1], self.now, 1e-4, 0.0)
+            self.member.report(self.told[1], self.now, 1e-4)
 
     def held(self) -> int:
         """KV tokens, summed up anew."""
@@ -107,7 +107,7 @@ def test_each_fact_is_in_its_field() -> None:
         host_tokens_per_s=1e4,
     )  # fmt: skip
     life.now += 1.0
-    member.report(load, life.now, 1e-4, 0.0)
+    member.report(load, life.now, 1e-4)
     life.now += 0.25
     member.joined, member.newcomer = life.now, True
     assert life.look(Booked(1.5, 77, 9)) == WorkerView(

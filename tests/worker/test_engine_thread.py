@@ -43,11 +43,16 @@ class GatedRunner(FakeRunner):
 
 
 class Fixture:
-    def __init__(self, on_events: Callable[[list[CacheEvent]], None] | None = None) -> None:
-        model = FakeModel(N_BLOCKS, 16)
-        self.runner = GatedRunner(
-            model, sleep=lambda _: None, clock=time.monotonic, rng=random.Random(1)
-        )
+    def __init__(
+        self,
+        on_events: Callable[[list[CacheEvent]], None] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = lambda _: None,
+        prefill_s_per_token: float = 0.0,
+    ) -> None:
+        model = FakeModel(N_BLOCKS, 16, prefill_s_per_token=prefill_s_per_token)
+        self.runner = GatedRunner(model, sleep=sleep, clock=clock, rng=random.Random(1))
         self.runner.gate, self.runner.entered = threading.Event(), threading.Event()
         self.runner.gate.set()
         self.events: list[CacheEvent] = []
@@ -65,7 +70,7 @@ class Fixture:
             self.runner,
             self.scheduler,
             lambda tokens: Detokenizer(decode, tokens),
-            time.monotonic,
+            clock,
             on_events or self.collect,
             self.records.append,
         )
@@ -113,6 +118,35 @@ async def test_concurrent_answers_equal_the_reference(rig: Fixture) -> None:
     await rig.idle()
     assert sum(record.tokens for record in rig.records) > 0
     assert sum(rig.engine.stats().steps.values()) == len(rig.records)
+
+
+async def test_a_report_leaves_out_what_the_running_step_has_done() -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    rig = Fixture(clock=lambda: now[0], sleep=sleep, prefill_s_per_token=0.01)
+    rig.engine.start()
+    task = None
+    try:
+        await rig.answer(request("shows its pace", 60))
+        rig.runner.gate.clear()
+        rig.runner.entered.clear()
+        task = asyncio.create_task(rig.answer(request("long", 200)))
+        await asyncio.to_thread(rig.runner.entered.wait, 20)
+        told = []
+        # Its first step has 64 tokens; that it takes far longer says nothing about the rest.
+        for later_s in (0.0, 0.25, 0.25, 100.0):
+            now[0] += later_s
+            told.append(rig.engine.load().queued_prefill_tokens)
+        assert told == [200, 175, 150, 136]
+    finally:
+        rig.runner.gate.set()
+        if task is not None:
+            await task
+        await rig.engine.stop()
+    assert rig.engine.load().queued_prefill_tokens == 0
 
 
 async def test_closing_an_answer_frees_its_blocks(rig: Fixture) -> None:
@@ -180,7 +214,10 @@ async def test_a_full_queue_is_refused(rig: Fixture) -> None:
     await rig.idle()
 
 
-async def test_load_during_a_step_counts_what_was_accepted_before_it(rig: Fixture) -> None:
+async def test_load_during_a_step_counts_what_was_accepted_before_it() -> None:
+    # No pace is known where no time passes, so nothing of the running step counts as done.
+    rig = Fixture(clock=lambda: 100.0)
+    rig.engine.start()
     gate = rig.runner.gate
     gate.clear()
     tasks = [asyncio.create_task(rig.answer(request("0", 200)))]
@@ -197,6 +234,7 @@ async def test_load_during_a_step_counts_what_was_accepted_before_it(rig: Fixtur
     assert load.queued_prefill_tokens == 603 - 64
     rig.runner.gate.set()
     await asyncio.gather(*tasks)
+    await rig.engine.stop()
 
 
 async def test_a_snapshot_agrees_with_the_batches_before_it(rig: Fixture) -> None:

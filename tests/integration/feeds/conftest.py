@@ -52,6 +52,7 @@ class NotingRouter:
         self.left: list = []
         self.draining: set = set()
         self.peers: dict = {}
+        self.told: dict = {}
         self.own: dict = {}
 
     def join(self, info, now) -> None:
@@ -90,8 +91,9 @@ class NotingRouter:
     def bookings(self, now):
         return self.own
 
-    def apply_peer_bookings(self, gateway, booked, now) -> None:
+    def apply_peer_bookings(self, gateway, booked, told) -> None:
         self.peers[gateway] = booked
+        self.told[gateway] = told
 
     def learned(self, limit):
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from redis.asyncio import Redis
@@ -69,6 +70,22 @@ async def test_a_late_gateway_knows_everything_without_new_traffic(
         took = await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
         assert took < 1.2
     assert second.router.peers["g1"] in ({}, first.router.own)
+
+
+async def test_a_silent_peer_s_bookings_grow_old(kit, redis_server) -> None:
+    async with kit.running(kit.settings(redis_server.url), "g2") as second:
+        async with kit.running(kit.settings(redis_server.url), "g1") as first:
+            first.router.own = {"w": Booked(1.0, 1, 1)}
+            await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
+        died, told = time.monotonic(), []
+        await asyncio.sleep(0.6)  # its last value has been read
+        while second.router.peers["g1"]:  # the same value is read again and again
+            told.append(second.router.told["g1"])
+            await asyncio.sleep(0.1)
+    assert len(set(told)) > 1
+    # Each time it was written at the same moment, before the peer died.
+    assert max(told) - min(told) < 0.2
+    assert max(told) < died + 0.1
 
 
 async def test_a_dead_peer_is_forgotten_in_two_seconds(kit, redis_server) -> None:
