@@ -212,5 +212,12 @@ class Admin:
     async def _explain(self, request: web.BaseRequest) -> Answer:
         """How a request would be routed now; changes nothing."""
         asked = await self.asking.read(request)
-        decision = self._router.explain(asked.work.query, self._clock(), asked.work.policy)
+        item = asked.work
+        try:
+            decision = self._router.explain(
+                item.query, self._clock(), policy=item.policy, exclude=item.elsewhere
+            )
+        except KeyError:
+            reason = f"There is no policy '{item.policy}'."
+            raise BadRequest(reason, param="x-headwater-policy") from None
         return json_answer({"request": asked.view, **told(decision)})

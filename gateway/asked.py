@@ -1,13 +1,14 @@
 """A request that somebody asks about instead of sending it: read as if it had come in.
 
-Beside the request's own fields its body may hold ``route`` (a path or a kind) and ``tenant``: whose
-request it would be. Where tenants are kept apart nobody's prompt is found without it.
+Beside the request's own fields its body may hold ``route`` (a path, or its last part) and
+``tenant``: whose request it would be. Where tenants are kept apart nobody's prompt is found without
+it. Where ``route`` is left out the fields tell it, see :func:`_route`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +19,27 @@ from gateway.app import GENERATE
 from gateway.config import GatewayConfig
 from gateway.exchange import Inbound
 from gateway.httpserver import json_body, read_body
-from gateway.prompts import Prompts
+from gateway.prompts import Prompt, Prompts
 from gateway.router import Router
 from gateway.tenancy import Tenants
 from gateway.work import Work
-from shared import openai
+from shared import dialogue, openai
 from shared.blocks import GRANULE
 from shared.errors import BadRequest
 from shared.openai import RouteKind
-from shared.types import RequestId
+from shared.types import RequestId, WorkerId
 
 MAX_BODY = 64 * 2**20
+
+
+ROUTES = (*GENERATE, *sorted(dialogue.ROUTES))
+_NAMES = {
+    **{route: route for route in ROUTES},
+    **{kind.value: route for route, kind in GENERATE.items()},
+    **{route.removeprefix("/v1/"): route for route in sorted(dialogue.ROUTES)},
+}
+Giver = Callable[[str, str], Awaitable[WorkerId | None]]
+"""``await giver(tenant, response)``: the worker that gave a response, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +60,69 @@ class Asking:
         router: Router,
         prompts: Prompts,
         tenants: Tenants,
+        giver: Giver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._router, self._prompts = config, router, prompts
-        self.tenants, self._clock = tenants, clock
+        self.tenants, self._giver, self._clock = tenants, giver, clock
 
     async def read(self, request: web.BaseRequest) -> Asked:
         """The body of an admin request. Raises ``ApiError``."""
         body = await read_body(request, MAX_BODY)
         fields: dict[str, Any] = json_body(body)
-        kind, tenant = _kind(fields), self._tenant(fields)
-        parsed = self.tenants.scoped(tenant, openai.parse(kind, body))
-        profile = self._router.profile(parsed.model) if parsed.model else None
-        prompt = await self._prompts.read(parsed, profile) if profile is not None else None
         inbound = Inbound(
             request_id=RequestId("explain"),
-            route=f"/v1/{'chat/completions' if kind is RouteKind.CHAT else 'completions'}",
+            route=_route(fields),
             target="",
             headers=request.headers,
             body=body,
             arrived=self._clock(),
             wall_at=0.0,
-            tenant=tenant,
+            tenant=self._tenant(fields),
         )
+        kind = GENERATE.get(inbound.route)
+        if kind is None:
+            return await self._dialogue(inbound)
+        return await self._generation(inbound, kind)
+
+    async def _generation(self, inbound: Inbound, kind: RouteKind) -> Asked:
+        parsed = self.tenants.scoped(inbound.tenant, openai.parse(kind, inbound.body))
+        profile = self._router.profile(parsed.model) if parsed.model else None
+        prompt = await self._prompts.read(parsed, profile) if profile is not None else None
         item = work.generation(inbound, parsed, prompt, self._config)
-        view: dict[str, Any] = {
-            "model": parsed.model,
-            "prompt_tokens": item.query.prompt_tokens,
-            "blocks": len(item.query.keys),
-            "block_tokens": GRANULE,
-            "tenant": tenant,
-            "tenant_missing": self.tenants.isolating and not tenant,
-        }
+        view = self._view(item, parsed.model)
         if profile is not None:
             view["tokenizer"] = profile.tokenizer
             view["tokenizer_missing"] = self._prompts.missing(profile)
         return Asked(item, view)
+
+    async def _dialogue(self, inbound: Inbound) -> Asked:
+        model = work.model_of(inbound.body, self._router.base_models())
+        asked = dialogue.read(inbound.route, inbound.body)
+        salt = self.tenants.salt(inbound.tenant, asked.salt)
+        profile = self._router.profile(model)
+        prompt = Prompt()
+        if profile is not None:
+            prompt = self._prompts.read_text(asked.text, profile, salt)
+        item = work.dialogue(inbound, model, asked, prompt, self._config)
+        view = self._view(item, model)
+        if asked.previous:
+            giver = await self._giver(inbound.tenant, asked.previous)
+            if giver is not None:
+                item.elsewhere = self._router.others(model, giver)
+            view["previous_worker"] = giver
+        return Asked(item, view)
+
+    def _view(self, item: Work, model: str | None) -> dict[str, Any]:
+        return {
+            "model": model,
+            "route": item.inbound.route,
+            "prompt_tokens": item.query.prompt_tokens,
+            "blocks": len(item.query.keys),
+            "block_tokens": GRANULE,
+            "tenant": item.inbound.tenant,
+            "tenant_missing": self.tenants.isolating and not item.inbound.tenant,
+        }
 
     def _tenant(self, fields: dict[str, Any]) -> str:
         name = fields.get("tenant", "")
@@ -93,11 +131,20 @@ class Asking:
         return name
 
 
-def _kind(fields: dict[str, Any]) -> RouteKind:
-    route = fields.get("route")
-    if route is None:
-        return RouteKind.CHAT if "messages" in fields else RouteKind.COMPLETIONS
-    kinds = {**GENERATE, **{kind.value: kind for kind in RouteKind}}
-    if not isinstance(route, str) or route not in kinds:
-        raise BadRequest(f"'route' must be one of {', '.join(kinds)}.", param="route")
-    return kinds[route]
+def _route(fields: dict[str, Any]) -> str:
+    """Where the request would be sent.
+
+    A chat and a message of Anthropic's look alike, but a chat has no ``system`` beside its
+    ``messages``: a message without one has to be named.
+    """
+    named = fields.get("route")
+    if named is not None:
+        if not isinstance(named, str) or named not in _NAMES:
+            raise BadRequest(f"'route' must be one of {', '.join(_NAMES)}.", param="route")
+        return _NAMES[named]
+    if "messages" in fields:
+        return dialogue.MESSAGES if "system" in fields else "/v1/chat/completions"
+    # "prompt" names a stored one in Responses.
+    if "input" in fields or "previous_response_id" in fields:
+        return dialogue.RESPONSES
+    return "/v1/completions"

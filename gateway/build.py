@@ -186,7 +186,7 @@ class Gateway:
         self.admin = Admin(
             config,
             self.router,
-            Asking(config, self.router, self.prompts, self._tenants),
+            Asking(config, self.router, self.prompts, self._tenants, self._givers.giver),
             self.feeds,
             self.registry,
             report,

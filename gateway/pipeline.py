@@ -112,8 +112,7 @@ class Pipeline:
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
-        models = [name for name in self._router.models() if self._router.parent(name) is None]
-        inbound.model = work.model_of(inbound.body, models)
+        inbound.model = work.model_of(inbound.body, self._router.base_models())
         if inbound.route in dialogue.ROUTES:
             item = await self._dialogue(inbound)
         else:

@@ -220,6 +220,10 @@ class Router:
         """All names that live workers answer to, adapters' too, sorted."""
         return self._fleet.models()
 
+    def base_models(self) -> list[str]:
+        """The same without adapters'."""
+        return [name for name in self.models() if self.parent(name) is None]
+
     def parent(self, name: str) -> str | None:
         """The model that an adapter belongs to; None: the name is no adapter's."""
         return self._fleet.parent(name)
@@ -290,10 +294,17 @@ class Router:
         self._turn += 1
         return self._decide(query, now, chosen, self._rng, exclude)
 
-    def explain(self, query: Query, now: float, policy: str | None = None) -> Route | Reject:
+    def explain(
+        self,
+        query: Query,
+        now: float,
+        *,
+        policy: str | None = None,
+        exclude: Collection[WorkerId] = (),
+    ) -> Route | Reject:
         """As :meth:`decide`, without moving the state of a policy or the RNG."""
         chosen = deepcopy(self._policies[policy or self._config.policy])
-        return self._decide(query, now, chosen, deepcopy(self._rng), ())
+        return self._decide(query, now, chosen, deepcopy(self._rng), exclude)
 
     def begin(self, route: Route, now: float, *, attempt: int) -> Lease:
         """Book the chosen worker (``route.order[0]``). ``attempt`` counts from 1.

@@ -17,6 +17,12 @@ from shared.jsonsplice import apply, set_member
 PATH = "/admin/explain"
 DEFAULT_URL = "http://127.0.0.1:8001"
 FORMATS = ("text", "json")
+ROUTES = ("chat", "completions", "responses", "messages")
+BODY = "The body of a chat, completion, response or message; - reads standard input."
+ROUTE = (
+    f"Where it would be sent: {', '.join(ROUTES)}. Told from its fields if left out; a message "
+    '(Anthropic\'s) without "system" looks like a chat.'
+)
 TENANT_MISSING = "Tenants are kept apart, so nothing is found: --tenant says whose request it is"
 
 app = typer.Typer()
@@ -66,7 +72,7 @@ def explain(
         str,
         typer.Argument(
             metavar="REQUEST.json",
-            help="The body of a chat or completions request; - reads standard input.",
+            help=BODY,
             show_default=False,
         ),
     ] = "",
@@ -106,6 +112,7 @@ def explain(
             show_default=False,
         ),
     ] = "",
+    route: Annotated[str, typer.Option(help=ROUTE, show_default=False)] = "",
     form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> None:
     """How this request would be routed now: who holds how much, what each costs, and the choice.
@@ -119,7 +126,7 @@ def explain(
     if served:
         _explain_served(served, ledger or [], url, token, form)
         return
-    body = read_request(request, tenant)
+    body = read_request(request, tenant, route)
     with make_client(url, token) as client:
         try:
             answer = ask(client, body)
@@ -145,12 +152,14 @@ def _explain_served(name: str, ledger: list[str], url: str, token: str, form: st
             raise typer.Exit(1) from error
 
 
-def read_request(source: str, tenant: str = "") -> bytes:
+def read_request(source: str, tenant: str = "", route: str = "") -> bytes:
     """The bytes of a request body as they stand in a file, or on standard input for ``-``, with
-    the name of the tenant who is to ask it.
+    the name of the tenant who is to ask it and where it would be sent.
 
-    :raises ConfigError: it cannot be read, or is no chat or completions request.
+    :raises ConfigError: it cannot be read, or is no request that is routed by its prompt.
     """
+    if route and route not in ROUTES:
+        raise ConfigError("--route", route, f"is none of {', '.join(ROUTES)}")
     try:
         body = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
@@ -159,12 +168,16 @@ def read_request(source: str, tenant: str = "") -> bytes:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("REQUEST", source, f"is no JSON: {error}") from error
-    if not isinstance(fields, dict) or not fields.keys() & {"messages", "prompt"}:
-        reason = 'is no request: a JSON object with "messages" or "prompt" is needed'
-        raise ConfigError("REQUEST", source, reason)
-    if tenant:
-        return apply(body, set_member(body, "tenant", msgspec.json.encode(tenant)))
+    if not isinstance(fields, dict) or not fields.keys() & _PROMPTS:
+        names = " or ".join(f'"{name}"' for name in _PROMPTS)
+        raise ConfigError("REQUEST", source, f"is no request: a JSON object with {names} is needed")
+    for name, value in (("tenant", tenant), ("route", route)):
+        if value:
+            body = apply(body, set_member(body, name, msgspec.json.encode(value)))
     return body
+
+
+_PROMPTS = ("messages", "prompt", "input", "previous_response_id")
 
 
 def make_client(url: str, token: str) -> httpx.Client:
@@ -226,8 +239,10 @@ def render(explanation: Explanation, *, colour: bool = False) -> str:
 
     page = Page(colour=colour)
     request = explanation.request
-    known = [f"{request[name]} {label}" for name, label in _SIZES if name in request]
+    known = [f"{request[name]} {label}" for name, label in _SIZES if request.get(name)]
     page.line(f"{request.get('model') or 'any model'}: {', '.join(known) or 'size not known'}")
+    if "previous_worker" in request:
+        page.line(_went_on(request["previous_worker"]))
     if request.get("tokenizer_missing"):
         page.line(f"Tokens are not known exactly: {request['tokenizer_missing']}")
     if request.get("tenant_missing"):
@@ -253,6 +268,12 @@ def render(explanation: Explanation, *, colour: bool = False) -> str:
         if idle:
             page.line(f"    nothing for: {', '.join(idle)}")
     return page.text()
+
+
+def _went_on(giver: str | None) -> str:
+    if giver is None:
+        return "Nobody knows who gave the response that it goes on from"
+    return f"Goes on from a response that {giver} gave"
 
 
 _SIZES = (("prompt_tokens", "prompt tokens"), ("blocks", "blocks"))

@@ -11,8 +11,10 @@ import msgspec
 import typer
 
 from gateway.cli.explain import (
+    BODY,
     DEFAULT_URL,
     FORMATS,
+    ROUTE,
     TENANT_MISSING,
     make_client,
     read_request,
@@ -112,7 +114,7 @@ def who(
         str,
         typer.Argument(
             metavar="REQUEST.json",
-            help="The body of a chat or completions request; - reads standard input.",
+            help=BODY,
         ),
     ],
     url: _Url = DEFAULT_URL,
@@ -125,11 +127,12 @@ def who(
             show_default=False,
         ),
     ] = "",
+    route: Annotated[str, typer.Option(help=ROUTE, show_default=False)] = "",
     form: _Form = "text",
 ) -> None:
     """Who holds how much of this prompt."""
     _check(form)
-    answer = _ask("POST", f"{PATH}/who", read_request(request, tenant), url, token, form)
+    answer = _ask("POST", f"{PATH}/who", read_request(request, tenant, route), url, token, form)
     _show(answer, Who, form, _who_text)
 
 

@@ -17,7 +17,12 @@ _TEXT, _HTML = "text/plain", "text/html"
 _USUAL = (401, 403, 405)
 _BODY = (400, 401, 403, 405, 408, 413)
 _ID = {"name": "id", "in": "path", "required": True, "schema": TEXT}
-_BODY_OF = "The body of a chat or text completion, as the public listener takes it."
+_BODY_OF = (
+    "The body of a chat, a text completion, a response or a message, as the public listener takes "
+    "it. Beside its own fields it may hold `tenant` (whose request it would be) and `route` (where "
+    "it would be sent; else told from its fields: `messages` with `system` is a message, without "
+    "it a chat; `input` or `previous_response_id` a response; `prompt` a completion)."
+)
 
 
 def routes() -> Routes:

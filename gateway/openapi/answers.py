@@ -97,9 +97,13 @@ READS: dict[str, Schema] = {
 _ASKED = obj(
     {
         "model": maybe(TEXT),
-        "prompt_tokens": COUNT,
+        "route": said(TEXT, "Where it would be sent."),
+        "prompt_tokens": said(COUNT, "0: they are not counted."),
         "blocks": COUNT,
         "block_tokens": COUNT,
+        "previous_worker": said(
+            maybe(TEXT), "Who gave the response that it goes on from; null: nobody knows."
+        ),
         "tenant": said(TEXT, "Whose request it would be; empty: nobody's."),
         "tenant_missing": said(
             {"type": "boolean"}, "Tenants are kept apart and none is named: nothing is found."

@@ -12,8 +12,10 @@ import httpx
 import pytest
 from ledgerkit import headwater
 
+from gateway.asked import ROUTES
 from gateway.cli import explain as command
 
+CHATS = "/v1/chat/completions"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "seed": 2**70}
 ANSWER = {
     "request": {"model": "m", "prompt_tokens": 1000, "blocks": 62, "route": "chat"},
@@ -159,6 +161,23 @@ def test_a_rejection_is_an_explanation(
     assert "Would be rejected: no worker has room" in capsys.readouterr().out
 
 
+def test_the_commands_name_the_routes_that_the_gateway_knows() -> None:
+    assert {f"/v1/{name}" for name in command.ROUTES} - {"/v1/chat"} == set(ROUTES) - {CHATS}
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "embeddings", "chats"])
+def test_another_route_is_wrong_usage(
+    gateway: Callable[[Handler], list[httpx.Request]],
+    chat: Path,
+    capsys: pytest.CaptureFixture[str],
+    route: str,
+) -> None:
+    seen = gateway(answers())
+    assert headwater("explain", chat, "--route", route) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not seen
+
+
 def test_a_missing_tokenizer_is_told(
     gateway: Callable[[Handler], list[httpx.Request]],
     chat: Path,
@@ -168,7 +187,7 @@ def test_a_missing_tokenizer_is_told(
     gateway(answers(body=ANSWER | {"request": request}))
     assert headwater("explain", chat) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["m: 0 prompt tokens", "Tokens are not known exactly: it is being loaded"]
+    assert lines[:2] == ["m: size not known", "Tokens are not known exactly: it is being loaded"]
 
 
 def test_json_passes_the_whole_answer_on(

@@ -311,7 +311,7 @@ def test_explaining_moves_neither_policy_nor_dice(policy: str) -> None:
         keys = plain.prompt(2)
         asked.prompt(2)
         if step % 2:
-            told = asked.router.explain(asked.query(keys), asked.now, policy)
+            told = asked.router.explain(asked.query(keys), asked.now, policy=policy)
             assert isinstance(told, Route)
             asked.count -= 1
         first, second = plain.route(keys, policy=policy), asked.route(keys, policy=policy)

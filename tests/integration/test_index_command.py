@@ -191,3 +191,19 @@ async def test_explain_knows_the_tenants_of_a_changed_configuration(stub, serve)
     config = msgspec.structs.replace(served.gateway._config, listen=listen, tenancy=tenancy)
     assert not (await served.gateway.reload(config)).pending
     assert (await ask(served.admin, "/admin/explain", body)).status == 200
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_explain_with_another_policy(stub, serve, route: str, allowed: bool) -> None:
+    """As the request itself would be served: one that does not exist is refused by its name."""
+    served = await serve(await stub(), **{"routing.allow_policy_header": str(allowed).lower()})
+    body = {**chat(), "prompt": "x", "input": "x", "route": route}
+    for policy, status in (("round_robin", 200), ("nope", 400 if allowed else 200), ("", 200)):
+        reply = await ask(served.admin, "/admin/explain", body, ("x-headwater-policy", policy))
+        assert reply.status == status, reply.body
+        if status == 400:
+            assert reply.json["error"]["param"] == "x-headwater-policy"
+        else:
+            asked_for = policy if allowed and policy else "cost"
+            assert reply.json["policy"] == asked_for
