@@ -18,6 +18,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from gateway import work
 from gateway.adminguard import Guard
 from gateway.adminindex import INDEX, IndexRoutes
 from gateway.asked import MAX_BODY, Asking
@@ -220,4 +221,4 @@ class Admin:
         except KeyError:
             reason = f"There is no policy '{item.policy}'."
             raise BadRequest(reason, param="x-headwater-policy") from None
-        return json_answer({"request": asked.view, **told(decision)})
+        return json_answer({"request": asked.view, **told(work.settled(item, decision))})

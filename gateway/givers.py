@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
 
 import xxhash
 
@@ -24,7 +23,7 @@ _WAITING = 4096
 _WAIT_S = 0.5
 """How long a request waits for what Redis says."""
 _REST_S = 1.0
-"""So long Redis is left alone after it failed."""
+"""Between looks at a Redis that failed."""
 
 
 class Givers:
@@ -33,12 +32,13 @@ class Givers:
     :param link: None: nothing is shared.
     """
 
-    def __init__(self, link: RedisLink | None, keys: RedisKeys, clock: Callable[[], float]) -> None:
-        self._link, self._keys, self._clock = link, keys, clock
+    def __init__(self, link: RedisLink | None, keys: RedisKeys, *, rest_s: float = _REST_S) -> None:
+        self._link, self._keys, self._rest_s = link, keys, rest_s
         self._known: OrderedDict[str, WorkerId] = OrderedDict()
         self._line: deque[tuple[Command, asyncio.Future[WorkerId | None] | None]] = deque()
         self._work = asyncio.Event()
-        self._away_until = 0.0
+        self._away = False
+        """It failed, and has not answered since. Nobody waits for it then."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Givers:
         return answer.result() if answer.done() and not answer.cancelled() else None
 
     def _reachable(self) -> bool:
-        return self._task is not None and self._clock() >= self._away_until
+        return self._task is not None and not self._away
 
     def _ask(self, command: Command, answer: asyncio.Future[WorkerId | None] | None) -> None:
         if len(self._line) >= _WAITING:
@@ -93,6 +93,9 @@ class Givers:
                 self._work.clear()
                 while self._line:
                     await self._trip(link)
+                while self._away:
+                    await asyncio.sleep(self._rest_s)
+                    self._away = not await _answers(link)
         finally:
             await link.drop()
 
@@ -101,7 +104,7 @@ class Givers:
         try:
             replies = await link.call([command for command, _ in asked])
         except RedisLost:
-            self._away_until = self._clock() + _REST_S
+            self._away = True
             replies = [None] * len(asked)
             self._drop()
         for (_, answer), reply in zip(asked, replies, strict=True):
@@ -111,6 +114,14 @@ class Givers:
     def _drop(self) -> None:
         while self._line:
             _tell(self._line.popleft()[1], None)
+
+
+async def _answers(link: RedisLink) -> bool:
+    try:
+        await link.call([("PING",)])
+    except RedisLost:
+        return False
+    return True
 
 
 def _tell(answer: asyncio.Future[WorkerId | None] | None, worker: WorkerId | None) -> None:

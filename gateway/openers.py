@@ -108,7 +108,7 @@ def open_givers(config: GatewayConfig) -> Givers:
     redis, link = config.redis, None
     if redis.url != "none":
         link = RedisLink(redis.url, redis.timeout_ms / 1000, "headwater-givers")
-    return Givers(link, RedisKeys(config.deployment.name), time.monotonic)
+    return Givers(link, RedisKeys(config.deployment.name))
 
 
 def _all_keys(config: GatewayConfig) -> dict[bytes, Tenant]:

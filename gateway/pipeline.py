@@ -274,7 +274,7 @@ class Pipeline:
             self._looked_up(decision.lookup_s)
             seconds -= decision.lookup_s
         self._ranked(seconds)
-        return decision
+        return work.settled(item, decision)
 
     def _rejected(self, item: Work, reject: Reject) -> ApiError:
         inbound, error = item.inbound, reject.error

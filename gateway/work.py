@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.admission import Ticket
 from gateway.config import GatewayConfig
-from gateway.decision import Route
+from gateway.decision import Reject, Route
 from gateway.engines.base import Salting
 from gateway.engines.catalogue import engine
 from gateway.exchange import KEPT_FROM_WORKERS, Answer, Client, Headers, Inbound, end_to_end
@@ -25,7 +25,7 @@ from shared import openai
 from shared.blocks import GRANULE
 from shared.deadline import timeout_s
 from shared.dialogue import Dialogue
-from shared.errors import BadRequest
+from shared.errors import BadRequest, NoCapacity
 from shared.headernum import whole
 from shared.jsonsplice import Edit, apply, set_member
 from shared.openai import GenerateRequest
@@ -33,6 +33,7 @@ from shared.types import WorkerId
 
 _USUAL_OUTPUT = 128
 _MEMO = "terms"
+_RETRY_AFTER_S = 1.0
 MAX_NAME = 256
 """Longest session name that is looked at."""
 
@@ -242,6 +243,17 @@ def relayed(
         timeout_s=terms.timeout_s,
         show=config.listen.headers,
     )
+
+
+def settled(item: Work, decision: Route | Reject) -> Route | Reject:
+    """The decision; where one worker alone can serve it, a refusal says that this one is missing.
+
+    Whoever reads that others were tried looks for the fault there.
+    """
+    if isinstance(decision, Route) or not item.elsewhere or item.tried:
+        return decision
+    message = "The worker that gave the response to go on from is not ready."
+    return Reject(NoCapacity(message, retry_after_s=_RETRY_AFTER_S), "no_worker")
 
 
 class _Terms(msgspec.Struct, frozen=True):

@@ -237,6 +237,36 @@ async def test_a_worker_that_has_lost_the_model_is_not_asked(stub, serve) -> Non
     assert place(reply) == home
 
 
+@pytest.mark.parametrize("state", ["draining", "down"])
+async def test_without_its_worker_it_is_told_that_this_one_is_missing(
+    stub, serve, state: str
+) -> None:
+    """Idle others do not help: "all workers were tried" would be wrong twice."""
+    speakers = await fleet(stub)
+    served = await serve(*(each.stub for each in speakers))
+    given = await spread(served.url, random.Random(11), stream=False)
+    name, home = next(iter(given.items()))
+    at = next(each for each in speakers if each.stub.id == home)
+    if state == "draining":
+        await ask(served.admin, f"/admin/workers/{home}/drain", b"")
+    else:
+        at.stub.healthy = False
+
+    def seen_as() -> str:
+        return next(str(one.state) for one in served.gateway.router.workers(0.0) if one.id == home)
+
+    await eventually(lambda: seen_as() == state)
+    before = [len(each.stub.seen) for each in speakers]
+    reply = await ask(served.url, RESPONSES, going_on(name, "y"))
+    check_error(reply, 503)
+    assert reply.header("retry-after") == "1"
+    told = await ask(served.admin, "/admin/explain", going_on(name, "y"))
+    for message in (reply.json["error"]["message"], told.json["reject"]["message"]):
+        assert "that gave the response" in message
+        assert home not in message, "clients need not know its name"
+    assert [len(each.stub.seen) for each in speakers] == before
+
+
 # --- several gateways ----------------------------------------------------------------------------
 
 

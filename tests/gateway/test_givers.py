@@ -1,0 +1,124 @@
+"""Which worker gave a response, while Redis comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from gateway.givers import Givers
+from shared.rediskeys import Command, RedisKeys, Reply
+from shared.redislink import RedisLink, RedisLost
+from shared.types import WorkerId
+
+KEYS = RedisKeys("headwater")
+
+
+class Link:
+    """Redis as the test says: it answers, refuses, or keeps everybody waiting until it refuses."""
+
+    def __init__(self) -> None:
+        self.mood = "answers"
+        self.kept: dict[str, bytes] = {}
+        self.waiting: list[asyncio.Event] = []
+        self.calls = 0
+
+    async def call(self, commands: Sequence[Command]) -> list[Reply]:
+        self.calls += 1
+        if self.mood == "silent":
+            self.waiting.append(asyncio.Event())
+            await self.waiting[-1].wait()
+        if self.mood != "answers":
+            raise RedisLost("away")
+        return [self._answer(command) for command in commands]
+
+    def _answer(self, command: Command) -> Reply:
+        if command[0] == "SET":
+            self.kept[str(command[1])] = str(command[2]).encode()
+        return [self.kept.get(str(command[1]))] if command[0] == "MGET" else b"OK"
+
+    def give_up(self) -> None:
+        """Who waits is told that there is no answer."""
+        for each in self.waiting:
+            each.set()
+        self.waiting.clear()
+
+    async def drop(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[Link, Givers]]:
+    """Givers of a gateway that has passed on nothing itself, and of the Redis where another one's
+    response ``theirs`` is."""
+    link = Link()
+    other = Givers(cast(RedisLink, link), KEYS, rest_s=0.0)
+    other.start()
+    other.gave("t", "theirs", WorkerId("w"))
+    await turns()
+    asking = Givers(cast(RedisLink, link), KEYS, rest_s=0.0)
+    asking.start()
+    assert await asking.giver("t", "theirs") == "w"
+    yield link, asking
+    link.give_up()
+    await asking.close()
+    await other.close()
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def at_once(givers: Givers, response: str = "theirs") -> Any:
+    """What is known without waiting for Redis."""
+    task = asyncio.create_task(givers.giver("t", response))
+    await turns()
+    assert task.done(), "it waits"
+    return await task
+
+
+async def test_only_the_first_requests_wait_for_a_silent_redis(two: Any) -> None:
+    link, givers = two
+    link.mood = "silent"
+    first = asyncio.create_task(givers.giver("t", "theirs"))
+    await turns()
+    assert not first.done()
+    link.give_up()
+    assert await first is None
+    for _ in range(5):  # however often Redis is looked after meanwhile
+        assert await at_once(givers) is None
+        await turns()
+        link.give_up()
+    givers.gave("t", "mine", WorkerId("v"))
+    assert await at_once(givers, "mine") == "v"
+
+
+@pytest.mark.parametrize("mood", ["silent", "refuses"])
+async def test_it_is_asked_again_once_it_is_back(two: Any, mood: str) -> None:
+    link, givers = two
+    link.mood = mood
+    first = asyncio.create_task(givers.giver("t", "theirs"))
+    await turns()
+    link.give_up()
+    assert await first is None
+    link.mood = "answers"
+    link.give_up()
+    await turns()
+    assert await at_once(givers) == "w"
+    givers.gave("t", "mine", WorkerId("v"))
+    await turns()
+    assert b"v" in link.kept.values()
+
+
+async def test_one_that_is_not_used_is_left_alone_between_looks(two: Any) -> None:
+    link, givers = two
+    link.mood = "refuses"
+    givers._rest_s = 3600.0
+    assert await givers.giver("t", "theirs") is None
+    before = link.calls
+    for _ in range(5):
+        assert await at_once(givers) is None
+    assert link.calls == before
