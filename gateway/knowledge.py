@@ -227,10 +227,25 @@ class Knowledge:
                     found[member.id] = max(found.get(member.id, 0), tokens)
         return found
 
-    def asked(self, query: Query, overlap: Overlap) -> None:
-        """A request begins; ``overlap`` is as it was decided."""
-        known = max(overlap.seen_tokens, overlap.available_tokens)
-        self._branches.asked(query.keys, known // GRANULE)
+    def asked(self, query: Query, overlap: Overlap, holders: Collection[WorkerId]) -> None:
+        """A request begins; ``overlap`` is as it was decided, and ``holders`` have the most of it.
+
+        Branches are those of the prompts that this gateway has met. A conversation that another one
+        served until now looks like a branch of its own past, and it is none.
+        """
+        keys, seen = query.keys, overlap.seen_tokens // GRANULE
+        known = overlap.available_tokens // GRANULE
+        if known > seen:
+            known = min(known, self._reach(keys, known, holders))
+        self._branches.asked(keys, max(seen, known))
+
+    def _reach(self, keys: Sequence[BlockKey], known: int, holders: Collection[WorkerId]) -> int:
+        """Up to where prompts met here, and their answers, are the same."""
+        seen = self._ghosts.seen(keys)
+        if seen and self._branches.ended(keys[seen - 1]):
+            return known
+        reach = self._promises.reach
+        return max((reach(worker, keys, seen, known) for worker in holders), default=seen)
 
     def promise(self, query: Query, candidate: Candidate, now: float) -> Promise:
         """The prompt was booked on a worker."""
@@ -346,6 +361,7 @@ class Knowledge:
             return
         if not fact.emptied:
             request = fact.served(self._learner.clock(member.id))
+            self._branches.asked(request.keys, self._ghosts.seen(request.keys))
             self._ghosts.remember(request.keys)
             self._learn(member, member.id, request)
         elif (change := self._learner.cleared(member.id)) is not None:

@@ -128,6 +128,17 @@ class Promises:
                         return size
         return ahead
 
+    def reach(self, worker: WorkerId, keys: Sequence[BlockKey], seen: int, indexed: int) -> int:
+        """Granules of ``keys`` that prompts promised there begin with, in the index or not, if that
+        is more than ``seen``. ``indexed``: up to where to look for one. Pure."""
+        found = self._found.get(worker)
+        if found is None:
+            return seen
+        for at in range(min(indexed, len(keys)) - 1, seen - 1, -1):
+            if sharing := found.get(keys[at]):
+                return max(promise.shared(keys, at) for promise in sharing)
+        return seen
+
     def expire(self, now: float) -> None:
         """Let go of kept promises whose time is over."""
         while self._lingering and self._lingering[0][0] <= now:

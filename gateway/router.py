@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from random import Random
 
 from gateway.booking import Booking
@@ -62,6 +63,8 @@ RULE = "rule"
 """What drains a worker that must not serve here (:meth:`Router.accept`)."""
 _RETRY_AFTER_S = 1.0
 _TIDY_BUDGET = 4096
+_HOLDERS = 4
+"""Holders of one prompt that are asked who brought it there."""
 
 
 class Router:
@@ -420,9 +423,9 @@ class Router:
         )
         self._fleet.book(member, booking)
         expectation = self._knowledge.expect(query, candidate, member, route.decided)
-        promise = self._knowledge.promise(query, candidate, now)
         if attempt == 1:
-            self._knowledge.asked(query, route.overlap)
+            self._knowledge.asked(query, route.overlap, _holders(route))
+        promise = self._knowledge.promise(query, candidate, now)
         return Attempt(
             route=route,
             number=attempt,
@@ -447,6 +450,15 @@ class Router:
             prediction_error=self._knowledge.trust.error_share(member.id),
             learned_tokens=self._knowledge.capacity_tokens(member),
         )
+
+
+def _holders(route: Route) -> list[WorkerId]:
+    """Workers that hold most of the prompt, a few at most."""
+    most = route.overlap.available_tokens
+    if not most:
+        return []
+    holding = (item.candidate for item in route.order if item.candidate.matched_tokens == most)
+    return [candidate.worker.id for candidate in islice(holding, _HOLDERS)]
 
 
 def _bound(route: Route) -> float:

@@ -1,14 +1,14 @@
 """Gateways tell each other what they have booked, so that they do not all pick the same worker.
 
-Each owns one value that is replaced twice a second and dies with it after two seconds: a gateway
-that crashed leaks nothing, and nothing can become negative. What is read is as old as it is, up to
-twice that: prefills booked there have gone on meanwhile.
+Each owns one value that is replaced twice a second, ten times while somebody has work, and dies
+after two seconds: a gateway that crashed leaks nothing, and nothing can become negative. What is
+read is as old as it is, up to twice that: prefills booked there have gone on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -23,6 +23,8 @@ from shared.redislink import RedisLink, RedisLost
 from shared.types import WorkerId
 
 EVERY_S = 0.5
+BUSY_S = 0.1
+"""While this gateway or another has work: most prefills take longer."""
 PEERS_LIMIT = 256
 """Peers read at most; more than that are never seen in one deployment."""
 
@@ -69,6 +71,10 @@ class BookingExchange:
         self._link, self._keys, self._router, self._id = link, keys, router, gateway_id
         self._stats, self._clock, self._rng = stats, clock, rng
         self._heard: dict[str, float] = {}
+        self._busy: set[str] = set()
+        """Those that had work when they were read last."""
+        self._told = False
+        """Whether what was told last was not nothing."""
 
     async def run(self) -> None:
         """Exchange for ever; an outage only means that the others' work is forgotten."""
@@ -78,29 +84,53 @@ class BookingExchange:
                 try:
                     await self.exchange()
                     backoff.reset()
-                    await asyncio.sleep(EVERY_S)
+                    await self._between()
                 except RedisLost:
                     self.expire()
                     await backoff.pause()
         finally:
             await self._link.drop()
 
+    async def _between(self) -> None:
+        """Until the next exchange. Meanwhile the same, in short, while anybody has work."""
+        ends = self._clock() + EVERY_S
+        while True:
+            await asyncio.sleep(BUSY_S)
+            if ends - self._clock() < BUSY_S / 2:
+                return
+            peers = sorted(self._heard)
+            # Having told of work, it also has to tell that there is none any more.
+            if peers and (self._busy or self._told or self._router.bookings(self._clock())):
+                written, *read = await self._link.call([self._ours(), *self._asking(peers)])
+                self._require([written])
+                await self._take(peers, read)
+
+    def _ours(self) -> Command:
+        booked = self._router.bookings(self._clock())
+        self._told = bool(booked)
+        key, value = self._keys.bookings(self._id), encode_bookings(booked)
+        return ("SET", key, value, "PX", BOOKING_TTL_MS)
+
     async def exchange(self) -> None:
         """Write ours, read theirs: two round trips."""
         members = self._keys.gateways()
-        value = encode_bookings(self._router.bookings(self._clock()))
         publish: list[Command] = [
-            ("SET", self._keys.bookings(self._id), value, "PX", BOOKING_TTL_MS),
+            self._ours(),
             ("SADD", members, self._id),
             ("PEXPIRE", members, LOG_TTL_MS),
             ("SMEMBERS", members),
         ]
         *written, listed = await self._link.call(publish)
+        self._require(written)
+        if peers := self._peers(listed):
+            await self._take(peers, await self._link.call(self._asking(peers)))
+        self.expire()
+
+    @staticmethod
+    def _require(written: Sequence[Reply]) -> None:
         for reply in written:
             if isinstance(reply, ResponseError):
                 raise RedisLost(f"bookings: {reply}")
-        await self._read(self._peers(listed))
-        self.expire()
 
     def _peers(self, listed: Reply) -> list[str]:
         if not isinstance(listed, list):
@@ -108,11 +138,13 @@ class BookingExchange:
         names = (name.decode("utf-8", "replace") for name in listed)
         return sorted(name for name in names if name != self._id)[:PEERS_LIMIT]
 
-    async def _read(self, peers: list[str]) -> None:
-        if not peers:
-            return
+    def _asking(self, peers: Sequence[str]) -> list[Command]:
         keys = [self._keys.bookings(peer) for peer in peers]
-        values, *left = await self._link.call([("MGET", *keys), *(("PTTL", key) for key in keys)])
+        return [("MGET", *keys), *(("PTTL", key) for key in keys)]
+
+    async def _take(self, peers: Sequence[str], read: Sequence[Reply]) -> None:
+        """What was read of the others."""
+        values, *left = read
         if not isinstance(values, list):
             return
         now = self._clock()
@@ -128,6 +160,10 @@ class BookingExchange:
                 self._stats.decode_errors += 1
                 continue
             self._heard[peer] = now
+            if booked:
+                self._busy.add(peer)
+            else:
+                self._busy.discard(peer)
             self._router.apply_peer_bookings(peer, booked, now - _age_s(left_ms))
         if silent:
             # One that only was slow adds itself again with its next value.
@@ -142,5 +178,6 @@ class BookingExchange:
         self._stats.peers = len(self._heard)
 
     def _forget(self, peer: str, now: float) -> None:
+        self._busy.discard(peer)
         if self._heard.pop(peer, None) is not None:
             self._router.apply_peer_bookings(peer, {}, now)

@@ -60,8 +60,8 @@ class Branches:
         self._max = max_keys
         self._more: dict[int, int] = {}
         """Key -> branches beyond the first. Falls along every path."""
-        self._ends: dict[int, None] = {}
-        """Last keys of prompts from which no other prompt went on yet, oldest first."""
+        self._ends: dict[int, bool] = {}
+        """Last keys of prompts, oldest first; True: no other prompt went on from there yet."""
 
     def __len__(self) -> int:
         return len(self._more)
@@ -72,20 +72,25 @@ class Branches:
             return
         ends, end = self._ends, None
         for key in reversed(keys[:known]) if known else ():
-            if key in ends:
+            if ends.get(key):
                 end = key
                 break
         if end is not None:
-            del ends[end]
+            ends[end] = False
         elif known:
             more = self._more
             for key in keys[:known]:
                 more[key] = more.get(key, 0) + 1
             if len(more) > self._max:
                 self._age()
-        ends[keys[-1]] = None
+        ends.pop(keys[-1], None)
+        ends[keys[-1]] = True
         if len(ends) > self._max:
             del ends[next(iter(ends))]
+
+    def ended(self, key: BlockKey) -> bool:
+        """Whether a prompt ended there: what is known beyond is its answer. Pure."""
+        return key in self._ends
 
     def popularity(self, keys: Sequence[BlockKey]) -> Popularity:
         """Of a prompt's granules. Pure."""

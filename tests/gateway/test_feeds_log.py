@@ -50,6 +50,11 @@ class FakeRedis:
         self.asked += commands
         return [self._answer(command) for command in commands]
 
+    async def at_once(self, commands, wait_s: float = 0.0, *, at=None):
+        """As :meth:`call`, without a turn for anybody else."""
+        self.asked += commands
+        return [self._answer(command) for command in commands]
+
     async def drop(self) -> None:
         self.dropped.set()
 
@@ -271,6 +276,54 @@ async def test_bookings_are_as_old_as_their_value(rig: Rig, left_ms, age_s) -> N
         rig.redis.lives[KEYS.bookings(peer)] = left
     await exchange.exchange()
     assert shares.told == {"you": pytest.approx(rig.now - age_s), "fresh": rig.now}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "asks"), [(0, 0, 4), (1, 0, 20), (0, 1, 20)])
+async def test_while_anybody_has_work_it_is_told_at_once(
+    rig: Rig, monkeypatch, ours, theirs, asks
+) -> None:
+    shares, ends = Shares(), rig.now + 1.99
+    work = {"w": Booked(1.0, 10, 1)}
+    monkeypatch.setattr(shares, "bookings", lambda now: work if ours else {})
+
+    async def sleep(seconds: float) -> None:
+        rig.now += seconds
+        if rig.now > ends:
+            raise RuntimeError("the test has ended")
+
+    exchange = BookingExchange(rig.redis, KEYS, shares, "me", rig.stats, lambda: rig.now, Random(1))
+    rig.redis.values["SMEMBERS"] = [b"me", b"you"]
+    rig.redis.values[KEYS.bookings("you")] = encode_bookings(work if theirs else {})
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.feeds.bookings.asyncio.sleep", sleep)
+        patched.setattr(FakeRedis, "call", FakeRedis.at_once)
+        with pytest.raises(RuntimeError, match="has ended"):
+            await exchange.run()
+    assert sum(command[0] == "SET" for command in rig.redis.asked) == asks
+    assert sum(command[0] == "MGET" for command in rig.redis.asked) == asks
+
+
+async def test_that_work_has_ended_is_told_as_well(rig: Rig, monkeypatch) -> None:
+    shares, slept = Shares(), []
+    monkeypatch.setattr(shares, "bookings", lambda now: {} if slept[2:] else {"w": Booked(1, 1, 1)})
+
+    async def sleep(seconds: float) -> None:
+        rig.now += seconds
+        slept.append(seconds)
+        if len(slept) == 5:
+            raise RuntimeError("the test has ended")
+
+    exchange = BookingExchange(rig.redis, KEYS, shares, "me", rig.stats, lambda: rig.now, Random(1))
+    rig.redis.values["SMEMBERS"] = [b"me", b"you"]
+    rig.redis.values[KEYS.bookings("you")] = encode_bookings({})
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.feeds.bookings.asyncio.sleep", sleep)
+        patched.setattr(FakeRedis, "call", FakeRedis.at_once)
+        with pytest.raises(RuntimeError, match="has ended"):
+            await exchange.run()
+    told = [command[2] for command in rig.redis.asked if command[0] == "SET"]
+    assert told[-1] == encode_bookings({})
+    assert len(told) == 4  # the last one only once
 
 
 async def test_peers_are_forgotten_during_an_outage(rig: Rig) -> None:

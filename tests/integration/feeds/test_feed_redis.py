@@ -7,6 +7,7 @@ import time
 
 import pytest
 from redis.asyncio import Redis
+from stopwatch import Stopwatch
 
 from gateway.decision import Booked
 
@@ -70,6 +71,23 @@ async def test_a_late_gateway_knows_everything_without_new_traffic(
         took = await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
         assert took < 1.2
     assert second.router.peers["g1"] in ({}, first.router.own)
+
+
+async def test_work_under_way_is_told_ten_times_a_second(kit, redis_server) -> None:
+    async with (
+        kit.running(kit.settings(redis_server.url), "g1") as first,
+        kit.running(kit.settings(redis_server.url), "g2") as second,
+    ):
+        first.router.own = {"w": Booked(1.0, 1, 1)}
+        await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
+        await kit.until(lambda: first.stats.peers == 1)
+        watch = Stopwatch()
+        for number in range(2, 8):
+            first.router.own = {"w": Booked(1.0, 1, number)}
+            await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
+        first.router.own = {}
+        await kit.until(lambda: second.router.peers.get("g1") == {})
+        assert watch.seconds() < 7 * 0.25  # twice a second: 7 * 0.5 on average
 
 
 async def test_a_silent_peer_s_bookings_grow_old(kit, redis_server) -> None:
