@@ -26,6 +26,8 @@ STRANGE_HEADS = 8
 
 RawHeaders = list[tuple[bytes, bytes]]
 
+_SECOND_LOOK_S = 0.01
+"""From the end of a time limit to its word: the loop reads in between."""
 _FRAMED = (b"content-length", b"transfer-encoding")
 
 
@@ -55,6 +57,7 @@ class Connection(asyncio.Protocol):
         "_learns",
         "_loop",
         "_met",
+        "_overdue",
         "_parser",
         "_paused",
         "_pieces",
@@ -89,6 +92,8 @@ class Connection(asyncio.Protocol):
         """Of him who waits."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._overdue = 0.0
+        """Since when nothing had come when the timer last found that to be too long."""
         self.lost = False
         """The connection is no more."""
         self.busy = False
@@ -224,6 +229,10 @@ class Connection(asyncio.Protocol):
             self._unsent, self._since = unsent, now
         if now < self._since + self._idle_s:
             self._arm(self._since + self._idle_s)
+        elif self._overdue != self._since:
+            # A loop that was busy for long may have answers that it has not read: it does so first.
+            self._overdue = self._since
+            self._arm(now + _SECOND_LOOK_S)
         else:
             waiter.set_exception(UpstreamTimeout("the worker sent nothing for too long"))
 
