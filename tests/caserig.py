@@ -17,6 +17,7 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 from rig import CHAT, Reply, Script, Seen, Stub, ask, chat, completion
+from stopwatch import Limit
 
 STARTUP_S = 60.0
 COMPLETIONS = "/v1/completions"
@@ -43,8 +44,8 @@ class GatewayProcess:
 
     def await_line(self, word: str, within_s: float = STARTUP_S) -> str:
         """The URL in the line that begins with ``word``."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
+        limit = Limit(within_s)
+        while not limit.over():
             for line in self.stdout.read_text().splitlines():
                 if line.startswith(f"{word} "):
                     return line.split()[1]
@@ -144,9 +145,9 @@ class GatewayLauncher:
 
 def wait_until(check: Callable[[], object], within_s: float = 20.0) -> float:
     """Poll what a process reaches by itself; returns the seconds that it took."""
-    begun = time.monotonic()
+    begun, limit = time.monotonic(), Limit(within_s)
     while not check():
-        assert time.monotonic() - begun < within_s, "it did not happen in time"
+        assert not limit.over(), "it did not happen in time"
         time.sleep(0.03)
     return time.monotonic() - begun
 
@@ -242,12 +243,12 @@ async def settles(
     check: Callable[[], Awaitable[object]], within_s: float, gap_s: float = 0.02
 ) -> Any:
     """Await ``check`` until it is true; returns its value."""
-    begun = time.monotonic()
+    limit = Limit(within_s)
     while True:
         value = await check()
         if value:
             return value
-        assert time.monotonic() - begun < within_s, "it did not happen in time"
+        assert not limit.over(), "it did not happen in time"
         await asyncio.sleep(gap_s)
 
 

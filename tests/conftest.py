@@ -5,7 +5,6 @@ Every process started here is ended here, by its own id.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from ports import pick_port
 
 from shared.logs import QUIET
 
@@ -29,34 +29,6 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 STARTUP_S = 60.0
-
-
-_PORTS = range(12_000, 22_000)
-"""Below those that the kernel gives to clients: a port stays free until it is listened on. So are
-the 10,000 above, which are left to the nodes of a Redis cluster: their second port is fixed there
-(before 7.0)."""
-
-
-def _ports() -> Iterator[int]:
-    """Each port once in a while; test processes side by side never take each other's."""
-    lanes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    lane = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    ports = _PORTS[lane::lanes]
-    start = os.getpid() * 61 % len(ports)
-    while True:
-        yield from (*ports[start:], *ports[:start])
-
-
-_next_port = _ports()
-
-
-def pick_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    for port in _next_port:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("unreachable")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caserig import settles
+from conftest import WorkerProcess
 from rig import CHAT, RawClient, Reply, ask
+from stopwatch import Stopwatch
 
 
 def text(seed: object, n: int = 600) -> str:
@@ -84,14 +86,14 @@ async def load(
     result, running = Load(), set()
 
     async def one(number: int) -> None:
-        begun = time.monotonic()
+        begun = Stopwatch()
         try:
             reply = await ask(url, CHAT, make(number))
         except Exception as error:
             result.failures.append(error)
         else:
             result.replies.append(reply)
-            result.seconds.append(time.monotonic() - begun)
+            result.seconds.append(begun.seconds())
 
     async def drive() -> None:
         number = 0
@@ -142,6 +144,17 @@ async def await_known(
         return bool(known.get(worker, 0) >= tokens)
 
     await settles(held, within_s, 0.05)
+
+
+async def await_in_step(served: Any, worker: WorkerProcess, within_s: float = 10.0) -> None:
+    """Return once a gateway knows all that a worker has told of its cache so far."""
+
+    async def all_read() -> bool:
+        cache = (await ask(worker.admin_url, "/admin/cache")).json
+        read = served.gateway._index.position(cache["worker"])
+        return bool(read == (cache["epoch"], cache["seq"]))
+
+    await settles(all_read, within_s, 0.05)
 
 
 async def await_quiet(served: Any, within_s: float = 10.0) -> None:

@@ -9,7 +9,6 @@ Sentinels    a master, a replica and Sentinels that watch them
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import subprocess
 import threading
@@ -21,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from conftest import RedisServer, end_process, pick_port, redis_binary
+from conftest import RedisServer, end_process, redis_binary
 from depth import DEPTH
+from ports import pick_port, pick_port_with_bus
+from stopwatch import Limit
 
 _PIECE = 1 << 16
 
@@ -236,22 +237,13 @@ def talk(port: int, *command: Any, **options: Any) -> Any:
 
 def await_true(check: Callable[[], object], within_s: float = 20.0) -> float:
     """Poll; errors of a server that is not there yet count as no."""
-    begun = time.monotonic()
+    begun, limit = time.monotonic(), Limit(within_s)
     while True:
         with suppress(redis.RedisError, OSError):
             if check():
                 return time.monotonic() - begun
-        assert time.monotonic() - begun < within_s, "it did not happen in time"
+        assert not limit.over(), "it did not happen in time"
         time.sleep(0.02)
-
-
-def _port_with_bus() -> int:
-    """A free port whose fixed second one, 10,000 above, is free as well."""
-    while True:
-        port = pick_port()
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port + 10_000))
-            return port
 
 
 # --- Cluster -------------------------------------------------------------------------------------
@@ -286,7 +278,7 @@ class Cluster:
             options += ("--repl-diskless-sync-delay", "0")
             options += ("--cluster-config-file", str(folder / "nodes.conf"))
             options += ("--cluster-port", str(pick_port())) if kind == "newest" else ()
-            port = pick_port() if kind == "newest" else _port_with_bus()
+            port = pick_port() if kind == "newest" else pick_port_with_bus()
             node = RedisServer(kind, folder, port, options)
             self.nodes.append(node)
             node.start()

@@ -1,8 +1,9 @@
 """Scripted stub workers (S1..Sn of the cases) and a raw HTTP client, on plain sockets.
 
 A stub answers ``GET /health``, ``/ready`` and ``/v1/models`` like a worker of another make, and for
-each POST plays a script: a list of ``bytes`` (written at once), numbers (seconds to wait) and
-``Cut`` / ``Close`` marks. It records each request, and when its peer closed.
+each POST plays a script: a list of ``bytes`` (written at once), numbers (seconds to wait), events
+(to wait for: what must last until the test has seen enough has no length) and ``Cut`` / ``Close``
+marks. It records each request, and when its peer closed.
 
     stub = await Stub.start(models=("m",))
     stub.plays(stream(delta("a")), cut_stream(delta("x")))   # one per request, the last repeats
@@ -21,6 +22,9 @@ from enum import Enum, auto
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
+from ports import pick_port
+from stopwatch import Limit
+
 
 class Mark(Enum):
     """Ends of a script that are no bytes."""
@@ -34,7 +38,7 @@ class Mark(Enum):
 
 
 CUT, CLOSE, HANG = Mark.CUT, Mark.CLOSE, Mark.HANG
-Action = bytes | float | int | Mark
+Action = bytes | float | int | Mark | asyncio.Event
 Script = Sequence[Action]
 
 
@@ -209,7 +213,10 @@ class Stub:
         """Listen (again)."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self), "127.0.0.1", port or self.port, backlog=1024
+            lambda: _Connection(self),
+            "127.0.0.1",
+            port or self.port or pick_port(),
+            backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -374,12 +381,23 @@ class _Connection(asyncio.Protocol):
                     link.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
                     self._transport.abort()
                 raise ConnectionResetError
+            elif isinstance(action, asyncio.Event):
+                await self._held(action)
             else:
                 try:
                     async with asyncio.timeout(action):
                         await self._until(lambda: False)
                 except TimeoutError:
                     pass
+
+    async def _held(self, gate: asyncio.Event) -> None:
+        """Wait for an event, or for the peer to leave."""
+        opening = asyncio.ensure_future(gate.wait())
+        opening.add_done_callback(lambda _: self._more.set())
+        try:
+            await self._until(gate.is_set)
+        finally:
+            opening.cancel()
 
 
 # --- a client ------------------------------------------------------------------------------------
@@ -523,10 +541,11 @@ def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
 
 async def eventually(check: Callable[[], Any], within_s: float = 5.0) -> Any:
     """Wait until ``check()`` is true; returns its value."""
-    deadline = time.monotonic() + within_s
+    limit = None
     while True:
         value = check()
         if value:
             return value
-        assert time.monotonic() < deadline, "it did not happen in time"
+        limit = limit or Limit(within_s)
+        assert not limit.over(), "it did not happen in time"
         await asyncio.sleep(0.01)

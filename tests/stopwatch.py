@@ -5,6 +5,8 @@ shows is time in which a process was ready to run and got no CPU. The kernel cou
 process (``/proc/PID/schedstat``) and for the whole machine (``steal`` in ``/proc/stat``), so it can
 be left out. Time in which the code computed, slept or waited for an answer is not: a fault that
 takes time is seen as before, and without such counts (not Linux) nothing is left out.
+
+:class:`Stopwatch` measures; :class:`Limit` says when waiting for something has lasted too long.
 """
 
 from __future__ import annotations
@@ -31,6 +33,36 @@ class Stopwatch:
         # A process that was not there at the start has waited since then only.
         waited = sum(now - self._waited.get(pid, 0.0) for pid, now in _waited().items())
         return max(0.0, took - waited - (_stolen_s() - self._stolen_s))
+
+
+_PATIENCE = 10.0
+"""However busy the machine is, nothing is waited for so many times as long as it may take."""
+
+
+class Limit:
+    """Whether it has lasted longer than ``within_s`` by a :class:`Stopwatch`. Runs from its making.
+
+    The waits of several processes at once add up there, so that on a busy machine no time might
+    seem to pass at all: after ten times as long by the clock it is over in any case.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s, self._begun, self._watch = within_s, time.monotonic(), Stopwatch()
+
+    def over(self) -> bool:
+        """Asked often, it costs nothing before the time has passed by the clock."""
+        took = time.monotonic() - self._begun
+        if took < self._within_s:
+            return False
+        return took >= _PATIENCE * self._within_s or self._watch.seconds() >= self._within_s
+
+
+def waited_s(pid: int) -> float:
+    """Seconds that a process has waited for a CPU since it began; 0 where nobody counts them."""
+    try:
+        return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _waited() -> dict[int, float]:

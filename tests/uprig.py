@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,21 +15,10 @@ from queue import Empty, Queue
 
 import httpx
 import psutil
+from ports import pick_row
+from stopwatch import Limit
 
 HEADWATER = str(Path(sys.executable).parent / "headwater")
-
-
-def free_run(count: int) -> int:
-    """First of ``count`` consecutive free ports."""
-    for first in range(21_000 + os.getpid() % 5000, 60_000, count):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-    raise RuntimeError("no free ports")
 
 
 class Up:
@@ -45,7 +33,7 @@ class Up:
         real: bool = False,
     ) -> None:
         """``real``: workers with the default model instead of those without torch."""
-        first = free_run(10 * gateways + 2 + workers)
+        first = pick_row(10 * gateways + 2 + workers)
         self.port, self.worker_port = first + workers, first
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin = f"http://127.0.0.1:{self.port + 1}"
@@ -85,8 +73,8 @@ class Up:
         return code
 
     def await_line(self, start: str, seconds: float = 60) -> str:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        limit = Limit(seconds)
+        while not limit.over():
             try:
                 line = self._queue.get(timeout=0.1)
             except Empty:
@@ -123,8 +111,8 @@ class Up:
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     """Wait for a condition that the system reaches by itself."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    limit = Limit(seconds)
+    while not limit.over():
         with contextlib.suppress(httpx.HTTPError, KeyError, psutil.NoSuchProcess):
             if condition():
                 return

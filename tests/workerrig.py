@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from stopwatch import Limit
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -125,7 +125,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 async def until(check: Callable[[], Awaitable[Any]], timeout_s: float = 5.0) -> None:
     """Return once ``check`` is true."""
-    deadline = time.monotonic() + timeout_s
+    limit = Limit(timeout_s)
     while not await check():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert not limit.over(), "it did not happen in time"
         await asyncio.sleep(0.01)

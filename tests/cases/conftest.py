@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from caserig import GatewayLauncher
 from conftest import RedisServer, WorkerLauncher, WorkerProcess, pick_port
-from integration.conftest import Served, dial, log, stub
-from integration.conftest import serve as quick_serve
-from rig import Stub
+from integration.conftest import dial, log, serve, stub
 
-__all__ = ["dial", "log", "quick_serve", "stub"]
+__all__ = ["dial", "log", "serve", "stub"]
 
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
     collect_ignore_glob = ["test_d0*.py", "test_a02*.py", "test_a03*.py"]
@@ -25,20 +22,6 @@ MODELLED = {
     "HEADWATER_FAKE__DECODE_MS_PER_STEP": "0.5",
     "HEADWATER_CACHE__KV_BLOCKS": "8192",
 }
-
-
-PATIENT = {"workers.health_timeout_s": 5.0, "workers.connect_timeout_s": 5.0}
-"""A busy machine is no reason to give a worker up."""
-
-
-@pytest.fixture
-def serve(quick_serve: Callable[..., Awaitable[Served]]) -> Callable[..., Awaitable[Served]]:
-    """``await serve(stub, ..., **{"section.key": value})``: G in this process."""
-
-    def start(*stubs: Stub, wait: bool = True, **settings: Any) -> Awaitable[Served]:
-        return quick_serve(*stubs, wait=wait, **{**PATIENT, **settings})
-
-    return start
 
 
 @pytest.fixture

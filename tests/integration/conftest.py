@@ -22,7 +22,9 @@ FAST = {
     "listen.port": 0,
     "listen.admin_port": 0,
     "workers.health_interval_s": 0.1,
-    "workers.health_timeout_s": 0.5,
+    # A busy machine is no reason to give a worker up.
+    "workers.health_timeout_s": 10.0,
+    "workers.connect_timeout_s": 10.0,
 }
 
 StubFactory = Callable[..., Awaitable[Stub]]

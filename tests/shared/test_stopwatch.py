@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from stopwatch import Stopwatch
+from stopwatch import Limit, Stopwatch
 
 
 def spin(seconds: float) -> None:
@@ -43,3 +43,27 @@ def test_waiting_for_a_cpu_does_not() -> None:
             other.join()
     assert took > 0.6
     assert shown < 0.6 * took
+
+
+def test_a_limit_is_over_when_that_time_has_passed() -> None:
+    limit = Limit(0.2)
+    assert not limit.over()
+    time.sleep(0.25)
+    assert limit.over()
+
+
+def test_a_limit_leaves_out_the_wait_for_a_cpu_and_ends_nevertheless(monkeypatch) -> None:
+    waits, now = [0.0], [100.0]
+    monkeypatch.setattr("stopwatch._waited", lambda: {1: waits[0], 2: waits[0]})
+    monkeypatch.setattr("stopwatch._stolen_s", lambda: 0.0)
+    monkeypatch.setattr("stopwatch.time.monotonic", lambda: now[0])
+    limit = Limit(1.0)
+    now[0], waits[0] = 101.5, 0.4
+    assert not limit.over()
+    now[0] = 101.9
+    assert limit.over()
+    # Two processes that wait all the while: more than the time there is.
+    now[0], waits[0] = 109.0, 9.0
+    assert not limit.over()
+    now[0] = 110.0
+    assert limit.over()

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from stopwatch import Stopwatch
+from stopwatch import Limit, Stopwatch
 
 from gateway.config import GatewayConfig, WorkersConfig
 from gateway.feeds import Feeds
@@ -31,10 +31,9 @@ KEYS = RedisKeys("t")
 
 async def until(check: Callable[[], object], timeout_s: float = 10.0) -> float:
     """Seconds until ``check`` was true."""
-    clock = Stopwatch()
-    deadline = time.monotonic() + timeout_s
+    clock, limit = Stopwatch(), Limit(timeout_s)
     while not check():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert not limit.over(), "it did not happen in time"
         await asyncio.sleep(0.01)
     return clock.seconds()
 
