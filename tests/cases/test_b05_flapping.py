@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from caserig import inflight, settles, shares_of
-from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, Reply, Seen, Stub, ask, chat, chunk, delta
+from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, Reply, Stub, ask, chat, chunk, delta
 
-HOLD_S = 4.0
-STREAM = [SSE_HEAD, chunk(ROLE + delta("a")), HOLD_S, chunk(STOP + DONE), END]
+
+def lasting(until: asyncio.Event) -> list[Any]:
+    """A stream that lasts until then."""
+    return [SSE_HEAD, chunk(ROLE + delta("a")), until, chunk(STOP + DONE), END]
 
 
 class Gauge:
@@ -102,8 +104,10 @@ async def test_it_leaves_and_comes_back(stub, serve, how) -> None:
     """S1 alone also serves "only", so that requests can be sent to it."""
     workers = [await stub(("m", "only")), *[await stub(("m",)) for _ in range(3)]]
     one = workers[0]
-    served = await serve(*workers, **{"workers.health_timeout_s": 0.4})
-    one.respond = lambda seen: STREAM
+    limits = {"workers.health_timeout_s": 0.4} if how == "hang" else {}
+    served = await serve(*workers, **limits)
+    let_go = asyncio.Event()
+    one.respond = lambda seen: lasting(let_go)
     running: list[asyncio.Task[Reply]] = []
 
     def start(n: int, what: str) -> None:
@@ -126,12 +130,15 @@ async def test_it_leaves_and_comes_back(stub, serve, how) -> None:
     await count_is(10)
     start(5, "after")
     await count_is(15)
+    let_go.set()
     replies = await asyncio.gather(*running)
     assert all(reply.events[-1] == "[DONE]" for reply in replies)
     await count_is(0)
     gauge.stop()
     assert min(gauge.seen) >= 0
     assert max(gauge.seen) == 15
+    for worker in workers:
+        await becomes(served.admin, worker.id, "ready")
     shares = await shares_of(
         workers, lambda n: ask(served.url, CHAT, chat(f"{n} unique {n * 7919}")), 40
     )
@@ -143,11 +150,7 @@ async def test_streams_that_end_while_it_is_away(stub, serve) -> None:
     one = workers[0]
     served = await serve(*workers)
     let_go = asyncio.Event()
-
-    def respond(seen: Seen) -> list[Any]:
-        return [SSE_HEAD, chunk(ROLE + delta("a")), 0.5, chunk(STOP + DONE), END]
-
-    one.respond = respond
+    one.respond = lambda seen: lasting(let_go)
     gauge = Gauge(served.admin, one.id)
     body = {**chat(stream=True), "model": "only"}
     running = [asyncio.create_task(ask(served.url, CHAT, body)) for _ in range(10)]
@@ -157,10 +160,10 @@ async def test_streams_that_end_while_it_is_away(stub, serve) -> None:
 
     await settles(ten, 10.0)
     one.healthy = False
-    replies = await asyncio.gather(*running)
-    let_go.set()
-    assert all(reply.events[-1] == "[DONE]" for reply in replies)
     await becomes(served.admin, one.id, "down")
+    let_go.set()
+    replies = await asyncio.gather(*running)
+    assert all(reply.events[-1] == "[DONE]" for reply in replies)
     assert await gauge.look() == 0
     one.healthy = True
     await becomes(served.admin, one.id, "ready")
@@ -178,7 +181,7 @@ async def test_it_dies_with_its_streams_and_starts_again(stub, serve) -> None:
     served = await serve(*workers)
     gauge = Gauge(served.admin, one.id)
     for _ in range(3):
-        one.respond = lambda seen: STREAM
+        one.respond = lambda seen: lasting(asyncio.Event())
         body = {**chat(stream=True), "model": "only"}
         running = [asyncio.create_task(ask(served.url, CHAT, body)) for _ in range(10)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from redisload import await_known, body, exact, placed, warm
+from redisload import await_in_step, await_known, body, exact, placed, warm
 from redisrig import RedisProxy, kinds, talk
 from rig import CHAT, ask, eventually
 
@@ -19,13 +19,13 @@ SMALL = {"HEADWATER_CACHE__KV_BLOCKS": "600"}
 RESYNC_S = 10.0
 
 
-async def agree(served, seeds: list[str]) -> None:
+async def agree(served, worker, seeds: list[str]) -> None:
     """What is predicted of each prompt is what the worker then reports."""
     for seed in seeds:
         _, matched, cached = placed(await ask(served.url, CHAT, body(seed)))
         assert abs(matched - cached) <= 16
         # What the one pushed out of the cache must be known before the next is asked for.
-        await asyncio.sleep(0.2)
+        await await_in_step(served, worker)
 
 
 @pytest.mark.parametrize("kind", kinds("oldest"))
@@ -59,7 +59,7 @@ async def test_batches_cut_out_of_the_log(
         await eventually(exact(served, 1), RESYNC_S)
         for seed in (*late[-3:], "B09 last"):
             await await_known(served, seed, name, RESYNC_S)
-        await agree(served, [*late[-3:], *early[:3], "B09 last"])
+        await agree(served, worker, [*late[-3:], *early[:3], "B09 last"])
         # Who starts late is right without new traffic.
         other = await serve(wait=False, **{"redis.url": server.url})
         await eventually(exact(other, 1), 20)

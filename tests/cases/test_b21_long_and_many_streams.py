@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from caserig import COMPLETIONS, body_for, contents, piece
 from rig import CHAT, DONE, END, HANG, SSE_HEAD, RawClient, ask, chunk, event
+from stopwatch import Stopwatch
 
 from shared import laxjson
 
@@ -50,6 +51,7 @@ async def test_three_hundred_streams_at_once(stub, serve, client: str) -> None:
     served = await serve(worker, **{"workers.http_client": client})
     worker.plays(slow(CHAT, 3, 1.0))
     firsts: list[float] = []
+    begun = Stopwatch()
 
     async def one(number: int) -> None:
         client = await RawClient.connect(served.url)
@@ -59,7 +61,7 @@ async def test_three_hundred_streams_at_once(stub, serve, client: str) -> None:
         got = b""
         async for part in client.chunks():
             if not got:
-                firsts.append(time.monotonic())
+                firsts.append(begun.seconds())
             got += part
         assert b"[DONE]" in got
         client.close()

@@ -22,11 +22,11 @@ SMALL = {
 }
 
 
-async def slow(stub: Any, n: int, seconds: float) -> list[Any]:
-    """Stubs that take some time for each request."""
+async def slow(stub: Any, n: int, *before: float | asyncio.Event) -> list[Any]:
+    """Stubs that take some time for each request, or wait for an event."""
     workers = [await stub() for _ in range(n)]
     for worker in workers:
-        worker.plays([seconds, *completion()])
+        worker.plays([*before, *completion()])
     return workers
 
 
@@ -37,10 +37,24 @@ def texts(workers: list[Any]) -> list[str]:
 
 
 async def test_beyond_the_bound_is_503_with_an_honest_retry_after(stub, serve) -> None:
-    workers = await slow(stub, 4, 1.0)
+    all_came = asyncio.Event()
+    workers = await slow(stub, 4, all_came, 1.0)
     served = await serve(*workers, **SMALL)
+
+    async def burst(shed: int) -> list[Reply]:
+        """Thirty requests of which none is done before all have come; so many are refused then."""
+        all_came.clear()
+        running = [asyncio.create_task(ask(served.url, CHAT, chat(f"{n}"))) for n in range(30)]
+
+        async def told() -> bool:
+            return await total(served.admin, "headwater_shed_total", reason="queue_full") == shed
+
+        await settles(told, 10.0)
+        all_came.set()
+        return list(await asyncio.gather(*running))
+
     begun = time.monotonic()
-    replies = await asyncio.gather(*(ask(served.url, CHAT, chat(f"{n}")) for n in range(30)))
+    replies = await burst(14)
     took = time.monotonic() - begun
     refused = [reply for reply in replies if reply.status != 200]
     assert len(refused) == 30 - 16
@@ -50,17 +64,19 @@ async def test_beyond_the_bound_is_503_with_an_honest_retry_after(stub, serve) -
         assert 1 <= int(reply.header("retry-after")) <= 60
     assert max(counts(workers)) <= 5
     assert took >= 1.9, "no worker had more than two at a time"
-    assert await total(served.admin, "headwater_shed_total", reason="queue_full") == 14
     assert set((await inflight(served.admin)).values()) == {0.0}
     # From what has been served since, the time is known: sixteen in about two seconds.
-    late = await asyncio.gather(*(ask(served.url, CHAT, chat(f"{n}")) for n in range(30)))
+    late = await burst(28)
     hints = [int(reply.header("retry-after")) for reply in late if reply.status == 503]
     assert len(hints) == 14
     assert max(hints) <= 1 + 9 * 10 * took / 16
 
 
 async def test_the_urgent_overtake_and_the_depth_is_shown(stub, serve) -> None:
-    workers = await slow(stub, 1, 1.0)
+    workers = await slow(stub, 1)
+    # One of the two places becomes free, so that one after the other is taken in.
+    free, end = asyncio.Event(), asyncio.Event()
+    workers[0].plays([free, *completion()], [end, *completion()], completion())
     served = await serve(*workers, **SMALL)
     first = [asyncio.create_task(ask(served.url, CHAT, chat(f"first{n}"))) for n in range(2)]
     await eventually(lambda: sum(counts(workers)) == 2)
@@ -79,7 +95,10 @@ async def test_the_urgent_overtake_and_the_depth_is_shown(stub, serve) -> None:
         if name == "headwater_queue_depth"
     }
     assert depth == {"-2": 1, "0": 1, "3": 1}
-    await asyncio.gather(*first, *later)
+    free.set()
+    await asyncio.gather(*later)
+    end.set()
+    await asyncio.gather(*first)
     assert texts(workers)[2:] == ["urgent", "usual", "idle"]
     assert await queued(served.admin) == 0
 
@@ -100,7 +119,8 @@ async def waiting(admin: str, wanted: int) -> None:
 
 
 async def test_tenants_share_what_there_is(stub, serve) -> None:
-    workers = await slow(stub, 1, 0.15)
+    all_came = asyncio.Event()
+    workers = await slow(stub, 1, all_came)
     many = {**SMALL, "admission.queue": 100, "listen.api_keys": ("one", "two"),
             "tenancy.unisolated": "allow"}  # fmt: skip
     served = await serve(*workers, **many)
@@ -112,6 +132,8 @@ async def test_tenants_share_what_there_is(stub, serve) -> None:
     flood = [send("one", n) for n in range(24)]
     await waiting(served.admin, 22)
     few = [send("two", n) for n in range(6)]
+    await waiting(served.admin, 28)
+    all_came.set()
     assert {reply.status for reply in await asyncio.gather(*flood, *few)} == {200}
     order = texts(workers)
     last = max(place for place, text in enumerate(order) if text.startswith("two"))
@@ -143,7 +165,8 @@ async def test_nobody_waits_longer_than_configured(stub, serve) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_place(stub, serve, dial) -> None:
-    workers = await slow(stub, 1, 1.5)
+    end = asyncio.Event()
+    workers = await slow(stub, 1, end)
     served = await serve(*workers, **{**SMALL, "admission.queue": 1})
     first = [asyncio.create_task(ask(served.url, CHAT, chat(f"{n}"))) for n in range(2)]
     await eventually(lambda: sum(counts(workers)) == 2)
@@ -152,14 +175,17 @@ async def test_a_client_that_leaves_frees_its_place(stub, serve, dial) -> None:
     await waiting(served.admin, 1)
     client.abort()
     await waiting(served.admin, 0)
-    assert (await ask(served.url, CHAT, chat("stays"))).status == 200
+    stays = asyncio.create_task(ask(served.url, CHAT, chat("stays")))
+    await waiting(served.admin, 1)
+    end.set()
+    assert (await stays).status == 200
     await asyncio.gather(*first)
     assert texts(workers)[2:] == ["stays"]
     assert set((await inflight(served.admin)).values()) == {0.0}
 
 
 async def test_a_worker_that_comes_takes_those_who_wait(stub, serve) -> None:
-    slow_one = (await slow(stub, 1, 5.0))[0]
+    slow_one = (await slow(stub, 1, asyncio.Event()))[0]
     quick = await stub()
     served = await serve(slow_one, **SMALL)
     tasks = [asyncio.create_task(ask(served.url, CHAT, chat(f"{n}"))) for n in range(5)]

@@ -9,8 +9,8 @@ import asyncio
 import random
 
 import pytest
+from redisload import await_known, await_quiet, exact, leave_after, placed, redis_up, warm
 from redisload import body as prompt
-from redisload import exact, leave_after, placed, redis_up, warm
 from redisrig import RedisProxy, talk
 from rig import CHAT, ask, eventually
 
@@ -45,8 +45,9 @@ async def test_the_number_of_connections_is_bounded(serve, pair) -> None:
         other = await serve(wait=False, **{"redis.url": pair.redis.url})
         await eventually(exact(other, 2), 20)
         truth = await warm(other.url, ["C04 a", "C04 b", "C04 c"])
-        await asyncio.sleep(0.5)
+        await await_quiet(served)
         for seed, worker in truth.items():
+            await await_known(served, seed, worker)
             assert placed(await ask(served.url, CHAT, prompt(seed)))[:1] == (worker,)
     finally:
         proxied.close()

@@ -21,7 +21,9 @@ async def test_a_failover_that_cuts_no_connection(
         workers = [worker_process("--redis", proxied.url, wait=False) for _ in range(2)]
         for worker in workers:
             worker.await_ready()
-        served = await serve(wait=False, **{"redis.url": proxied.url})
+        # The server itself says that it is no master: no time limit is needed to find out.
+        patient = {"redis.timeout_ms": 10_000}
+        served = await serve(wait=False, **{"redis.url": proxied.url}, **patient)
         await eventually(exact(served, 2), 20)
         await warm(served.url, ["C06 before"])
         async with load(served.url, lambda n: body(f"C06 {n}"), per_s=20) as requests:

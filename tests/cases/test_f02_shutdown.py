@@ -106,15 +106,17 @@ async def launch(request, stub, gateway_process: GatewayLauncher, worker_process
     await asyncio.sleep(0)
 
 
+async def unready(server: Server) -> bool:
+    """It has heard that it is to end."""
+    return (await ask(server.url, "/ready")).status == 503
+
+
 async def test_what_runs_is_finished_and_nothing_new_is_begun(launch) -> None:
     server, streams, idle = await launch()
     server.process.terminate()
     told = time.monotonic()
 
-    async def unready() -> bool:
-        return (await ask(server.url, "/ready")).status == 503
-
-    await settles(unready, SLACK_S)
+    await settles(lambda: unready(server), SLACK_S)
     assert not any(stream.done() for stream in streams) or time.monotonic() - told > ANSWER_S / 2
     late = await idle.ask("POST", CHAT, json.dumps(server.body()).encode())
     check_error(late, 503)
@@ -143,7 +145,7 @@ async def test_what_takes_too_long_is_told_so(launch) -> None:
 async def test_a_second_signal_leaves_at_once(launch) -> None:
     server, streams, _ = await launch(endless=True)
     server.process.terminate()
-    await asyncio.sleep(0.3)
+    await settles(lambda: unready(server), SLACK_S)
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGTERM)
     await asyncio.to_thread(wait_until, lambda: server.process.poll() is not None, SLACK_S)

@@ -320,8 +320,7 @@ async def test_engines_without_events_are_recognised_and_learned(
         assert second.predicted > 0
         if engine == "llamacpp":
             assert second.cached == second.prompt - 1
-        await asyncio.sleep(0.2)
-        assert at.status().load_age_s is not None
+        await at.until(lambda: at.status().load_age_s is not None)
 
 
 async def test_a_gateway_that_does_not_keep_up_gets_what_it_missed_from_the_replay(

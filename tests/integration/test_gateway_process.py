@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from caserig import settles
 from rig import (
     CHAT,
     DONE,
@@ -62,6 +63,15 @@ async def line(process: asyncio.subprocess.Process, word: str, within_s: float =
     return said.split()[1]
 
 
+async def draining(url: str) -> None:
+    """Return once a gateway that was told to end has heard of it."""
+
+    async def so() -> bool:
+        return (await ask(url, "/ready")).status == 503
+
+    await settles(so, 5.0)
+
+
 async def test_it_starts_with_nothing_and_says_so(gateway, free_port) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     redis = f"redis://127.0.0.1:{free_port()}/0"
@@ -84,19 +94,19 @@ async def test_it_starts_with_nothing_and_says_so(gateway, free_port) -> None:
 
 async def test_ready_is_told_and_sigterm_drains(gateway, stub) -> None:
     worker = await stub()
-    worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), 1.5, chunk(delta("b") + STOP + DONE), END])
+    end = asyncio.Event()
+    worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), end, chunk(delta("b") + STOP + DONE), END])
     process = await gateway("--workers", worker.url)
     url = await line(process, "listening")
     assert await line(process, "ready") == url
     streams = [asyncio.create_task(ask(url, CHAT, chat(stream=True))) for _ in range(10)]
     await eventually(lambda: len(worker.seen) == 10)
     process.terminate()
-    await asyncio.sleep(0.2)
-    ready = await ask(url, "/ready")
-    assert ready.status == 503
+    await draining(url)
     late = await ask(url, CHAT, chat())
     assert (late.status, late.header("connection")) == (503, "close")
     assert late.header("retry-after")
+    end.set()
     replies = await asyncio.gather(*streams)
     ended = Stopwatch()
     assert all((r.text, r.events[-1], r.complete) == ("ab", "[DONE]", True) for r in replies)
@@ -104,19 +114,20 @@ async def test_ready_is_told_and_sigterm_drains(gateway, stub) -> None:
     assert ended.seconds() < 1.0
 
 
-async def test_streams_beyond_the_time_to_drain_get_an_error(gateway, stub) -> None:
+async def test_streams_beyond_the_time_to_drain_get_an_error(gateway, stub, dial) -> None:
     worker = await stub()
     worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), 60.0])
     process = await gateway("--workers", worker.url, env={"HEADWATER_LISTEN__DRAIN_S": "0.3"})
     url = await line(process, "listening")
     await line(process, "ready")
-    running = asyncio.create_task(ask(url, CHAT, chat(stream=True)))
-    await eventually(lambda: worker.seen)
-    await asyncio.sleep(0.2)
+    client = await dial(url)
+    await client.send("POST", CHAT, json.dumps(chat(stream=True)).encode())
+    assert (await client.read(bodyless=True)).status == 200
+    pieces = client.chunks()
+    assert await anext(pieces) == ROLE + delta("a")
     process.terminate()
-    reply = await running
-    assert reply.complete
-    assert "error" in json.loads(reply.events[-1])
+    rest = b"".join([piece async for piece in pieces])
+    assert "error" in json.loads(rest.decode().strip().splitlines()[-1].removeprefix("data:"))
     assert await process.wait() == 0
 
 
@@ -129,7 +140,7 @@ async def test_a_second_sigterm_leaves_at_once(gateway, stub) -> None:
     running = asyncio.create_task(ask(url, CHAT, chat(stream=True)))
     await eventually(lambda: worker.seen)
     process.terminate()
-    await asyncio.sleep(0.3)
+    await draining(url)
     assert process.returncode is None
     process.send_signal(signal.SIGTERM)
     begun = Stopwatch()

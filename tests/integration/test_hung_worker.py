@@ -9,7 +9,7 @@ from rig import CHAT, HANG, Stub, completion, delta, eventually, stream
 
 from gateway.feeds.members import SILENT_PROBES
 
-PROBE_S = 0.15
+PROBE_S = 0.4
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 QUICK = {"workers.health_timeout_s": PROBE_S, "routing.policy": "round_robin"}
 
@@ -19,7 +19,7 @@ async def asked_of(hung: Stub, url: str, client: httpx.AsyncClient) -> asyncio.T
     while True:
         before = len(hung.seen)
         asking = asyncio.create_task(client.post(f"{url}{CHAT}", json=BODY))
-        await asyncio.wait({asking}, timeout=0.3)
+        await eventually(lambda a=asking, n=before: a.done() or len(hung.seen) > n, 20.0)
         if len(hung.seen) > before:
             return asking
         await asking

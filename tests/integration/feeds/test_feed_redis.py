@@ -36,9 +36,10 @@ async def test_a_registered_worker_joins_and_its_events_come_through_redis(
         assert took < 0.5
         await kit.until(lambda: gateway.stats.http_feeds == 0)
         assert gateway.stats.index_lag_s < 1.0
-        seen = worker.requests.count("/headwater/load")
+        seen, since = worker.requests.count("/headwater/load"), time.monotonic()
         await asyncio.sleep(1.0)
-        assert worker.requests.count("/headwater/load") - seen <= 4
+        probes = (time.monotonic() - since) / 0.3
+        assert worker.requests.count("/headwater/load") - seen <= 1 + probes
 
 
 async def test_a_late_gateway_knows_everything_without_new_traffic(
