@@ -21,6 +21,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from ports import pick_port
+from stopwatch import Limit, look
 
 from shared.logs import QUIET
 
@@ -176,7 +177,12 @@ class WorkerProcess:
 
     def wait(self, timeout_s: float = 30.0) -> int:
         """Exit code."""
-        return self.process.wait(timeout_s)
+        limit = Limit(timeout_s)
+        while (code := self.process.poll()) is None:
+            assert not limit.over(), "it did not end in time"
+            look()
+            time.sleep(0.01)
+        return code
 
     def await_ready(self, timeout_s: float = STARTUP_S) -> None:
         """Return once it has printed its ``ready`` line."""

@@ -24,14 +24,19 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
-        self._waited = _waited()
+        self._waited = look()
         self._stolen_s = _stolen_s()
 
     def seconds(self) -> float:
         """Since the start; never more than a clock would show."""
         took = time.monotonic() - self._begun
+        look()
         # A process that was not there at the start has waited since then only.
-        waited = sum(now - self._waited.get(pid, 0.0) for pid, now in _waited().items())
+        waited = sum(
+            total - self._waited.get(pid, 0.0)
+            for pid, (total, seen) in _known.items()
+            if seen >= self._begun
+        )
         return max(0.0, took - waited - (_stolen_s() - self._stolen_s))
 
 
@@ -65,6 +70,17 @@ def waited_s(pid: int) -> float:
         return 0.0
 
 
+_known: dict[int, tuple[float, float]] = {}
+"""What each process had waited, and when that was seen."""
+
+
+def look() -> dict[int, float]:
+    """See what processes have waited so far: what is not seen of one that ends is not left out."""
+    waited, now = _waited(), time.monotonic()
+    _known.update({pid: (total, now) for pid, total in waited.items()})
+    return waited
+
+
 def _waited() -> dict[int, float]:
     """Seconds that each process waited for a CPU: this one and its descendants."""
     found: dict[int, float] = {}
@@ -72,8 +88,10 @@ def _waited() -> dict[int, float]:
     while left:
         pid = left.pop()
         try:
-            found[pid] = int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+            found[pid] = 0.0
             for task in (_PROC / str(pid) / "task").iterdir():
+                # One thread may have to wait for another that waits.
+                found[pid] += int((task / "schedstat").read_text().split()[1]) / 1e9
                 left += map(int, (task / "children").read_text().split())
         except (OSError, IndexError, ValueError):  # it has ended, or the kernel does not count
             continue

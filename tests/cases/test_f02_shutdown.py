@@ -17,7 +17,7 @@ import pytest
 from caserig import GatewayLauncher, check_error, settles, wait_until
 from conftest import WorkerLauncher
 from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, Mark, RawClient, Reply, ask, chunk, delta
-from stopwatch import Stopwatch
+from stopwatch import Stopwatch, look
 
 STREAMS = 20
 ANSWER_S = 2.0
@@ -54,7 +54,10 @@ class Server:
         return self.clients[-1]
 
     async def ends(self) -> int:
-        return await asyncio.to_thread(self.process.wait, 30)
+        while self.process.poll() is None:
+            look()
+            await asyncio.sleep(0.01)
+        return int(self.process.returncode)
 
 
 @pytest.fixture(params=["gateway", "worker"])

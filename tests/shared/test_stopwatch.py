@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from stopwatch import Limit, Stopwatch
+from stopwatch import Limit, Stopwatch, look
 
 
 def spin(seconds: float) -> None:
@@ -54,6 +54,7 @@ def test_a_limit_is_over_when_that_time_has_passed() -> None:
 
 def test_a_limit_leaves_out_the_wait_for_a_cpu_and_ends_nevertheless(monkeypatch) -> None:
     waits, now = [0.0], [100.0]
+    monkeypatch.setattr("stopwatch._known", {})
     monkeypatch.setattr("stopwatch._waited", lambda: {1: waits[0], 2: waits[0]})
     monkeypatch.setattr("stopwatch._stolen_s", lambda: 0.0)
     monkeypatch.setattr("stopwatch.time.monotonic", lambda: now[0])
@@ -67,3 +68,16 @@ def test_a_limit_leaves_out_the_wait_for_a_cpu_and_ends_nevertheless(monkeypatch
     assert not limit.over()
     now[0] = 110.0
     assert limit.over()
+
+
+def test_the_waits_of_a_process_that_has_ended_are_left_out_if_they_were_seen(monkeypatch) -> None:
+    waits, now = {1: 0.0, 2: 5.0}, [100.0]
+    monkeypatch.setattr("stopwatch._known", {3: (70.0, 99.0)})
+    monkeypatch.setattr("stopwatch._waited", lambda: dict(waits))
+    monkeypatch.setattr("stopwatch._stolen_s", lambda: 0.0)
+    monkeypatch.setattr("stopwatch.time.monotonic", lambda: now[0])
+    clock = Stopwatch()
+    now[0], waits[2] = 102.0, 6.5
+    look()
+    now[0], waits = 103.0, {1: 0.25}
+    assert clock.seconds() == pytest.approx(3.0 - 1.5 - 0.25)
