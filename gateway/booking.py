@@ -36,6 +36,9 @@ class Reported:
 
     load: WorkerLoad
     at: float
+    """When it came."""
+    made: float
+    """When it was made, as far as that is known."""
     unbooked_s: float
     """Prefill work beyond our own."""
     foreign: int
@@ -43,4 +46,4 @@ class Reported:
 
     def unbooked_prefill_s(self, now: float) -> float:
         """What is left of it: it gets done as time passes."""
-        return max(0.0, self.unbooked_s - (now - self.at)) if self.unbooked_s else 0.0
+        return max(0.0, self.unbooked_s - (now - self.made)) if self.unbooked_s else 0.0

@@ -239,25 +239,30 @@ class Member:
         It tells of the moment at which it was made. What was booked here then is no one else's
         work, also if it has ended since.
         """
-        made = self._made_at(load, now)
+        sent = self._sent_at(load, now)
+        made = max(now - _KEPT_PAST_S, sent - _QUICKEST_S)  # at the earliest
         extra = load.queued_prefill_tokens * s_per_token - self.prefill_s(now)
         foreign = load.running + load.waiting - self.inflight
         for booking in (*self._past, *self.answering):
             extra -= booking.prefill_s if booking.prefilled > made else 0.0
             foreign -= booking.ended is not None and booking.ended > made
         self.version += 1
-        self.last_report = Reported(load, now, max(0.0, extra), max(0, foreign))
+        self.last_report = Reported(load, now, sent, max(0.0, extra), max(0, foreign))
         live = (*self.pending, *self.answering)
         self.kv_tokens_since = sum(booking.kv_tokens for booking in live if booking.begun > now)
 
-    def _made_at(self, load: WorkerLoad, now: float) -> float:
-        """When a report was made at the earliest, by this clock. The report that was fastest to
-        come says when the worker started; one without an uptime is as good as new."""
-        made = now
-        if load.uptime_s > 0:
-            self._started = min(self._started, now - load.uptime_s)
-            made = self._started + load.uptime_s
-        return max(now - _KEPT_PAST_S, made - _QUICKEST_S)
+    def _sent_at(self, load: WorkerLoad, now: float) -> float:
+        """When a report was made, by this clock, if the one that was fastest to come took no time:
+        it says when the worker started. A report without an uptime is as good as new."""
+        if load.uptime_s <= 0:
+            return now
+        self._started = min(self._started, now - load.uptime_s)
+        return self._started + load.uptime_s
+
+    def outdated(self, load: WorkerLoad) -> bool:
+        """Whether a later report of this incarnation has come before: there are two roads."""
+        last = self.last_report
+        return last is not None and 0 < load.uptime_s < last.load.uptime_s
 
     def reported(self, now: float) -> Reported | None:
         """Its last report, if that is not stale."""

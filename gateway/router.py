@@ -173,9 +173,9 @@ class Router:
             self.limit_trust(worker, "tokens", limit, f"its tokens differ: {parity.reason}")
 
     def apply_load(self, worker: WorkerId, load: WorkerLoad, now: float) -> None:
-        """What the worker says about its load. Unknown workers are fine."""
+        """What the worker says about its load. Unknown workers are fine, and any order."""
         member = self._fleet.get(worker)
-        if member is None:
+        if member is None or member.outdated(load):
             return
         self._rates.report(member.pool, worker, load.prefill_tokens_per_s)
         s_per_token = self._rates.s_per_token(member.pool, worker)

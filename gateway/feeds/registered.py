@@ -92,9 +92,12 @@ class Registered:
             self._tender.wake(member)
             return
         self._replica.registered(info.id, sighting.epoch, sighting.seq, now)
-        if sighting.load is not None:
+        load = sighting.load
+        if load is not None:
             member.redis_load_at = now
-            self._tender.note_load(member, sighting.load)
+            # A beat waits for up to a second to be read; meanwhile the worker may have been asked.
+            if not 0 < load.uptime_s < member.uptime_s:
+                self._tender.note_load(member, load)
 
     def _meet(self, sighting: Sighting) -> None:
         if not self._config.from_redis:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config import WorkersConfig
 from gateway.discovery.base import Look, Sighting, Source, worker_url
 from gateway.discovery.static import static_urls
-from gateway.feeds.members import LEASE_S, Adoption, Members
+from gateway.feeds.members import LEASE_S, Adoption, Member, Members
+from gateway.feeds.registered import Registered
+from gateway.index.stats import FeedStats
 from shared.errors import ConfigError
-from shared.load import WorkerInfo
+from shared.load import WorkerInfo, WorkerLoad
 
 A, B = "http://a:1", "http://b:1"
 
@@ -164,6 +167,37 @@ def test_an_uptime_that_goes_back_asks_for_the_name() -> None:
     assert not member.must_identify()
     member.note_uptime(1.0)
     assert member.must_identify()
+
+
+class Tender:
+    """Takes notes."""
+
+    def __init__(self) -> None:
+        self.members = Members()
+        self.loads: list[WorkerLoad] = []
+
+    def note_load(self, member: Member, load: WorkerLoad) -> None:
+        member.note_uptime(load.uptime_s)
+        self.loads.append(load)
+
+
+class Follows:
+    def registered(self, worker, epoch, seq, at) -> None:
+        pass
+
+
+def test_a_beat_that_was_overtaken_says_nothing_and_asks_for_nothing() -> None:
+    tender = Tender()
+    registered = Registered(tender, Follows(), WorkersConfig(), FeedStats(), lambda: 1.0)
+    member = tender.members.add(A, Source.REDIS)
+    tender.members.adopt(member, info())
+    member.probes, member.ask_again = 1, False
+    member.note_uptime(7.5)  # it was asked itself
+    for uptime_s, taken in ((7.2, 0), (7.5, 1), (8.2, 2), (0.0, 3)):
+        beat = Sighting(info(), 1, 0, WorkerLoad(uptime_s=uptime_s))
+        registered.looked(Look({beat.info.id: beat}, frozenset({beat.info.id})), 0.0)
+        assert len(tender.loads) == taken
+        assert member.ask_again is (uptime_s == 0.0)
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,39 @@ def test_the_age_of_a_report_is_known_from_the_workers_uptime() -> None:
     assert foreign(50.8) == 1, "just made: ours had ended"
 
 
+def test_a_report_that_was_overtaken_says_nothing() -> None:
+    rig = Rig(workers=1)
+
+    def tell(uptime: float, queued: int) -> float:
+        load = WorkerLoad(
+            waiting=bool(queued),
+            queued_prefill_tokens=queued,
+            prefill_tokens_per_s=1e4,
+            uptime_s=uptime,
+        )
+        rig.router.apply_load(WorkerId("w1"), load, rig.now)
+        worker = rig.route(rig.prompt(1)).chosen.candidate.worker
+        return worker.booked_prefill_s + worker.foreign
+
+    assert tell(50.0, 0) == 0.0
+    rig.now += 0.6
+    assert tell(50.6, 0) == 0.0
+    assert tell(50.3, 9000) == 0.0, "made before the one that is known"
+    assert tell(50.6, 9000) == pytest.approx(1.9), "no older than that"
+    rig.join("w1", epoch=2)
+    assert tell(0.4, 5000) == pytest.approx(1.5), "another process"
+
+
+def test_what_a_report_tells_of_has_gone_on_since_it_was_made() -> None:
+    rig = Rig(workers=1)
+    rig.router.apply_load(WorkerId("w1"), WorkerLoad(uptime_s=50.0), rig.now)
+    rig.now += 1.0
+    load = WorkerLoad(queued_prefill_tokens=9000, prefill_tokens_per_s=1e4, uptime_s=50.3)
+    rig.router.apply_load(WorkerId("w1"), load, rig.now)
+    wait_s = rig.route(rig.prompt(1)).chosen.candidate.worker.booked_prefill_s
+    assert wait_s == pytest.approx(0.9 - 0.7)
+
+
 def test_request_ids_of_any_kind_explore_alike() -> None:
     rig, shared = _learned(2)
     ids = [RequestId(f"{'x' * (n % 7)}{n}") for n in range(3000)]
