@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import typer
 
+from gateway.cli.explain import checked_url
 from gateway.routing.catalogue import FACTORIES
 from shared.errors import ConfigError, HeadwaterError
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # only loaded when the command runs
 FORMATS = ("text", "json")
 KINDS = ("multiturn", "rag", "agent", "fewshot", "unique")
 WARM_SESSIONS = 2
+_DEFAULT_URL = "http://127.0.0.1:8000"
 
 app = typer.Typer()
 
@@ -43,7 +45,7 @@ class BenchFailed(HeadwaterError):
 def bench(
     url: Annotated[
         str, typer.Option(help="Of the gateway (or of any OpenAI-compatible server).")
-    ] = ("http://127.0.0.1:8000"),
+    ] = _DEFAULT_URL,
     workload: Annotated[
         str, typer.Option(help=f"{', '.join(KINDS)}, or a trace file (as for simulate).")
     ] = "multiturn",
@@ -104,6 +106,7 @@ def bench(
         *(("--concurrency", concurrency), ("--rounds", rounds)),
     )
     _check(counts, (("--rate", 1.0 if rate is None else rate), ("--speed", speed)))
+    checked_url(url, _DEFAULT_URL)
     before = None if against is None else _earlier(against)
     shape = Shape(
         sessions=sessions,

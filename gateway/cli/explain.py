@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import typer
 
+from gateway.discovery.base import holds_space
 from shared.errors import ConfigError, HeadwaterError
 from shared.jsonsplice import apply, set_member
 
@@ -180,8 +181,8 @@ def read_request(source: str, tenant: str = "", route: str = "") -> bytes:
 _PROMPTS = ("messages", "prompt", "input", "previous_response_id")
 
 
-def make_client(url: str, token: str) -> httpx.Client:
-    """A client for the admin listener; proxies of the environment are for the outside world.
+def checked_url(url: str, example: str) -> httpx.URL:
+    """What ``--url`` says, if anything can be asked there.
 
     :raises ConfigError: not a URL.
     """
@@ -189,8 +190,18 @@ def make_client(url: str, token: str) -> httpx.Client:
         base = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ConfigError("--url", url, str(error)) from error
-    if base.scheme not in {"http", "https"} or not base.host:
-        raise ConfigError("--url", url, f"is no http:// or https:// URL, such as {DEFAULT_URL}")
+    good = base.scheme in {"http", "https"} and base.host and not holds_space(url)
+    if not good or not (base.port is None or 0 < base.port < 2**16):
+        raise ConfigError("--url", url, f"is no http:// or https:// URL, such as {example}")
+    return base
+
+
+def make_client(url: str, token: str) -> httpx.Client:
+    """A client for the admin listener; proxies of the environment are for the outside world.
+
+    :raises ConfigError: not a URL.
+    """
+    base = checked_url(url, DEFAULT_URL)
     headers = {"authorization": f"Bearer {token}"} if token else {}
     return httpx.Client(base_url=base, headers=headers, timeout=30.0, trust_env=False)
 

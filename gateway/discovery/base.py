@@ -82,6 +82,11 @@ class ListSource(Protocol):
         ...
 
 
+def holds_space(url: str) -> bool:
+    """Whether a URL holds what none may: such a name would be looked up, and never be found."""
+    return any(char.isspace() or not char.isprintable() for char in url)
+
+
 def worker_url(key: str, text: str) -> str:
     """A worker's base URL without trailing slash.
 
@@ -92,7 +97,7 @@ def worker_url(key: str, text: str) -> str:
         port = parts.port
     except ValueError as error:
         raise ConfigError(key, text, str(error)) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or holds_space(text):
         raise ConfigError(key, text, "must look like http://host:port")
     if parts.username is not None or parts.password is not None:
         # Addresses are shown in logs and metrics, where no password may stand.

@@ -11,41 +11,51 @@ import random
 
 import pytest
 from caserig import settles, total
+from dialoguekit import ROUTES, Counts, rendered, request, told, usage_of
 from rig import CHAT, Stub, ask, chat, completion, eventually, usage
 
 N = 60
 AT_ONCE = 6
 pytestmark = pytest.mark.redis
+every_route = pytest.mark.parametrize("route", [CHAT, *ROUTES])
 
 
-def prompt(number: int, turn: int) -> dict:
+def prompt(route: str, number: int, turn: int) -> dict:
     """A prefix of about 1,500 characters, and something new behind it."""
     rng = random.Random(f"B22 {number}")
     shared = "".join(rng.choices("abcdefghijklmnop qrst", k=1500))
-    return chat(f"{shared} {turn} {rng.random()}")
+    said = f"{shared} {turn} {rng.random()}"
+    return chat(said) if route == CHAT else request(route, [("user", said)], parts=True)
+
+
+def said_in(route: str, body: dict) -> str:
+    """The same text, as a worker reads it."""
+    return str(body["messages"][0]["content"]) if route == CHAT else rendered(body).decode()
 
 
 class Fleet:
     """Stubs that report what they hold like an engine with a cache, and gateways before them."""
 
-    def __init__(self, served: list) -> None:
-        self.served = served
+    def __init__(self, served: list, route: str) -> None:
+        self.served, self.route = served, route
         self.warm: dict[int, str] = {}
 
     @staticmethod
-    def equip(stub: Stub) -> None:
+    def equip(stub: Stub, route: str) -> None:
         seen: set[str] = set()
 
         def respond(request):
-            text = request.json["messages"][0]["content"][:1500]
+            text = said_in(route, request.json)[:1500]
             known = 384 if text in seen else 0
             seen.add(text)
-            return [0.02, *completion(usage=usage(400, 3, known))]
+            if route == CHAT:
+                return [0.02, *completion(usage=usage(400, 3, known))]
+            return [0.02, *told(route, False, "id_1", usage_of(route, Counts(400, known)))]
 
         stub.respond = respond
 
     async def send(self, number: int, turn: int, gateway: int) -> tuple[str, int]:
-        reply = await ask(self.served[gateway].url, CHAT, prompt(number, turn))
+        reply = await ask(self.served[gateway].url, self.route, prompt(self.route, number, turn))
         assert reply.status == 200, reply.body
         return (
             reply.header("x-headwater-worker") or "",
@@ -66,24 +76,25 @@ class Fleet:
 async def agree(fleet: Fleet) -> None:
     """All that one gateway has learned is known to the other."""
 
-    async def told() -> bool:
+    async def heard() -> bool:
         facts = [each.gateway.feeds.stats.learned_from_peers for each in fleet.served]
         return sum(facts) >= len(fleet.warm)
 
-    await settles(told, 10)
+    await settles(heard, 10)
 
 
+@every_route
 async def test_a_worker_that_joins_or_leaves_moves_only_its_own(
-    serve, stub, redis_server_factory
+    serve, stub, redis_server_factory, route: str
 ) -> None:
     server = redis_server_factory("newest")
     stubs = [await stub() for _ in range(4)]
     for each in stubs:
-        Fleet.equip(each)
+        Fleet.equip(each, route)
     served = [await serve(*stubs, **{"redis.url": server.url}) for _ in range(2)]
     for each in served:
         await eventually(lambda each=each: each.gateway.feeds.stats.redis_up, 10)
-    fleet = Fleet(served)
+    fleet = Fleet(served, route)
 
     # Warmed half through one gateway, half through the other.
     fleet.warm = await fleet.round(0, lambda n: n % 2)
@@ -95,7 +106,7 @@ async def test_a_worker_that_joins_or_leaves_moves_only_its_own(
     assert sum(placed[n] == fleet.warm[n] for n in range(N)) >= 0.95 * N
 
     fifth = await stub()
-    Fleet.equip(fifth)
+    Fleet.equip(fifth, route)
     for each in served:
         added = await ask(each.admin, "/admin/workers", {"url": fifth.url})
         assert added.status in (200, 201), added.body
@@ -117,14 +128,17 @@ async def test_a_worker_that_joins_or_leaves_moves_only_its_own(
     assert len(set(moved)) >= 2
 
 
-async def test_a_gateway_that_starts_late_is_not_blind(serve, stub, redis_server_factory) -> None:
+@every_route
+async def test_a_gateway_that_starts_late_is_not_blind(
+    serve, stub, redis_server_factory, route: str
+) -> None:
     server = redis_server_factory("oldest")
     stubs = [await stub() for _ in range(3)]
     for each in stubs:
-        Fleet.equip(each)
+        Fleet.equip(each, route)
     first = await serve(*stubs, **{"redis.url": server.url})
     await eventually(lambda: first.gateway.feeds.stats.redis_up, 10)
-    fleet = Fleet([first])
+    fleet = Fleet([first], route)
     fleet.warm = await fleet.round(0, lambda n: 0)
     await settles(lambda: _written(server), 5)
     await first.gateway.close()
