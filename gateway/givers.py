@@ -1,7 +1,8 @@
 """Which worker gave a response: only there a request can go on from it (``previous_response_id``).
 
 Kept here for the newest responses, and for an hour in Redis, where other gateways find it. Redis
-may be absent, slow or away: then a gateway knows of the responses that it has passed on itself.
+may be absent, slow or away: then a gateway knows of the responses that it has passed on itself, and
+tells the newest of them once Redis is back.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Givers:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._drop()
+        self._drop_questions()
 
     def gave(self, tenant: str, response: str, worker: WorkerId) -> None:
         """A worker gave this response to this tenant; an empty id is none."""
@@ -62,7 +63,7 @@ class Givers:
         self._known.move_to_end(mark)
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
-        if self._reachable():
+        if self._task is not None:  # while Redis is away it waits: others are to know it then
             self._ask(("SET", self._keys.gave(mark), worker, "PX", GAVE_TTL_MS), None)
 
     async def giver(self, tenant: str, response: str) -> WorkerId | None:
@@ -93,9 +94,9 @@ class Givers:
                 self._work.clear()
                 while self._line:
                     await self._trip(link)
-                while self._away:
-                    await asyncio.sleep(self._rest_s)
-                    self._away = not await _answers(link)
+                    while self._away:
+                        await asyncio.sleep(self._rest_s)
+                        self._away = not await _answers(link)
         finally:
             await link.drop()
 
@@ -105,15 +106,19 @@ class Givers:
             replies = await link.call([command for command, _ in asked])
         except RedisLost:
             self._away = True
-            replies = [None] * len(asked)
-            self._drop()
+            self._line.extendleft(reversed(asked))
+            self._drop_questions()
+            return
         for (_, answer), reply in zip(asked, replies, strict=True):
             found = reply[0] if isinstance(reply, list) else None
             _tell(answer, WorkerId(found.decode()) if isinstance(found, bytes) else None)
 
-    def _drop(self) -> None:
-        while self._line:
-            _tell(self._line.popleft()[1], None)
+    def _drop_questions(self) -> None:
+        """Nobody waits for an answer any more; the newest of what is to be told stays."""
+        for _, answer in self._line:
+            _tell(answer, None)
+        news = [each for each in self._line if each[1] is None]
+        self._line = deque(news[-_WAITING:])
 
 
 async def _answers(link: RedisLink) -> bool:

@@ -122,3 +122,50 @@ async def test_one_that_is_not_used_is_left_alone_between_looks(two: Any) -> Non
     for _ in range(5):
         assert await at_once(givers) is None
     assert link.calls == before
+
+
+@pytest.mark.parametrize("mood", ["silent", "refuses"])
+@pytest.mark.parametrize("asked", [False, True], ids=["unasked", "asked before"])
+async def test_what_was_given_meanwhile_is_told_afterwards(
+    two: Any, mood: str, asked: bool
+) -> None:
+    """Others learn of the response whose word was lost on the way, and of all that followed it."""
+    link, givers = two
+    link.mood = mood
+    names = [f"mine{number}" for number in range(500)]
+    if asked:
+        first = asyncio.create_task(givers.giver("t", "theirs"))
+        await turns()
+    for name in names:
+        givers.gave("t", name, WorkerId("v"))
+        if name.endswith("7"):
+            await turns()
+            link.give_up()
+    if asked:
+        assert await first is None
+    assert [await at_once(givers, name) for name in names] == ["v"] * 500
+    link.mood = "answers"
+    link.give_up()
+    await turns()
+    other = Givers(cast(RedisLink, link), KEYS, rest_s=0.0)
+    other.start()
+    assert [await other.giver("t", name) for name in names] == ["v"] * 500
+    assert await at_once(givers) == "w"
+    await other.close()
+
+
+async def test_only_the_newest_wait_for_it(two: Any) -> None:
+    link, givers = two
+    link.mood = "refuses"
+    for number in range(10_000):
+        givers.gave("t", f"mine{number}", WorkerId("v"))
+    await turns()
+    assert len(givers._line) <= 4096
+    link.mood = "answers"
+    for _ in range(5):
+        await turns()
+    other = Givers(cast(RedisLink, link), KEYS, rest_s=0.0)
+    other.start()
+    assert await other.giver("t", "mine0") is None
+    assert await other.giver("t", "mine9999") == "v"
+    await other.close()

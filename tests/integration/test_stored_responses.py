@@ -316,5 +316,14 @@ async def test_without_its_redis_a_gateway_goes_by_what_it_knows(
         given |= await spread(served.url, random.Random(9), stream=False)
         assert await followed(served.url, given) == []
         await say(served.url, RESPONSES, going_on("resp_of_nobody", "y"))
+        during = await spread(served.url, random.Random(12), stream=False)
+        redis.thaw() if how == "freeze" else redis.start()
+        # Another gateway learns of what was given meanwhile, not only of later ones.
+        other = await serve(*stubs, **{"redis.url": redis.url})
+
+        async def all_known() -> bool:
+            return not await followed(other.url, during)
+
+        await settles(all_known, 30.0)
     finally:
         redis.thaw()
