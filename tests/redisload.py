@@ -16,6 +16,8 @@ from conftest import WorkerProcess
 from rig import CHAT, RawClient, Reply, ask
 from stopwatch import Stopwatch
 
+from gateway.index.table import PrefixTable
+
 
 def text(seed: object, n: int = 600) -> str:
     """A fixed pseudo-random prompt."""
@@ -146,12 +148,12 @@ async def await_known(
     await settles(held, within_s, 0.05)
 
 
-async def await_in_step(served: Any, worker: WorkerProcess, within_s: float = 10.0) -> None:
-    """Return once a gateway knows all that a worker has told of its cache so far."""
+async def await_in_step(index: PrefixTable, worker: WorkerProcess, within_s: float = 10.0) -> None:
+    """Return once a gateway's index has all that a worker has told of its cache so far."""
 
     async def all_read() -> bool:
         cache = (await ask(worker.admin_url, "/admin/cache")).json
-        read = served.gateway._index.position(cache["worker"])
+        read = index.position(cache["worker"])
         return bool(read == (cache["epoch"], cache["seq"]))
 
     await settles(all_read, within_s, 0.05)

@@ -25,7 +25,7 @@ async def agree(served, worker, seeds: list[str]) -> None:
         _, matched, cached = placed(await ask(served.url, CHAT, body(seed)))
         assert abs(matched - cached) <= 16
         # What the one pushed out of the cache must be known before the next is asked for.
-        await await_in_step(served, worker)
+        await await_in_step(served.gateway._index, worker)
 
 
 @pytest.mark.parametrize("kind", kinds("oldest"))

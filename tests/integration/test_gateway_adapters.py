@@ -100,7 +100,8 @@ async def test_predicted_is_delivered_after_load_reload_and_unload(
         """The same prompt twice; the second is warm."""
         first = await turn(served, model, text, **more)
         assert (first.status, predicted(first), delivered(first)) == (200, 0, 0)
-        await await_in_step(served, by_id[first.header("x-headwater-worker")])
+        by = by_id[first.header("x-headwater-worker")]
+        await await_in_step(served.gateway._index, by)
         second = await turn(served, model, text, **more)
         assert predicted(second) == delivered(second) > len(text) // 2
         assert second.header("x-headwater-worker") == first.header("x-headwater-worker")

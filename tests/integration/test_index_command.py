@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from ledgerkit import headwater
+from redisload import await_in_step
 from rig import CHAT, ask, chat, completion, eventually, usage
 
 LONG = "a system prompt that goes on and on for a good while " * 12
@@ -101,7 +102,8 @@ async def test_a_worker_with_events_tells_all_of_it_again(
     model = status().models[0]
     body = chat(LONG) | {"model": model, "max_tokens": 2}
     assert (await ask(served.url, CHAT, body)).status == 200
-    await eventually(lambda: status().index_blocks > 5, 10.0)
+    await await_in_step(served.gateway._index, fake_worker)
+    assert status().index_blocks > 5
     before = status().index_blocks
     assert (await index(served.admin, "flush", status().id))[0] == 0
     assert status().trust == "learned" or status().index_blocks == before

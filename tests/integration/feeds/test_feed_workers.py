@@ -9,6 +9,7 @@ from random import Random
 
 import aiohttp
 import pytest
+from redisload import await_in_step
 
 from gateway.config import RoutingConfig
 from gateway.feeds import Feeds
@@ -64,7 +65,8 @@ async def test_index_follows_real_workers_through_kill_and_restart(
     async with Gateway(kit.settings(server.url)) as gateway:
         await kit.until(lambda: gateway.exact(name))
         await complete(first.url, PROMPT)
-        await kit.until(lambda: gateway.index.blocks(name) >= 10)
+        await await_in_step(gateway.index, first)
+        assert gateway.index.blocks(name) >= 10
         known = gateway.index.blocks(name)
         async with Gateway(kit.settings(server.url)) as late:
             await kit.until(lambda: late.exact(name))
