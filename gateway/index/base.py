@@ -82,14 +82,15 @@ class PrefixIndex(Protocol):
         ...
 
     def attach(self, worker: WorkerId, contents: Contents) -> None:
-        """What is learned of a worker is found here, beside what its events say, until it is
-        forgotten. An unknown worker's is not. Mutates."""
+        """What is learned of a worker is found here, in place of what its events said, until it is
+        forgotten or tells again itself, which clears ``contents``. An unknown worker's is not.
+        Mutates."""
         ...
 
     def learn(self, worker: WorkerId, change: Learned) -> None:
         """What was learned of a worker has changed; of an unknown one it is dropped. What is new is
-        taken in unless contents were attached; what is gone is gone from what its events said as
-        well. Mutates."""
+        taken in and what is gone leaves, what its events said included; contents that are attached
+        have changed already. Mutates."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

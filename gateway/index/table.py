@@ -56,7 +56,7 @@ class _Holder:
     """What it holds in host memory; opened when it first says so."""
     sources: dict[str, _Source] = field(default_factory=dict)
     learned: Contents | None = None
-    """What is learned of it, beside what the slots say."""
+    """What is learned of it, in place of events: its slots are empty then."""
 
     @property
     def learned_blocks(self) -> int:
@@ -142,8 +142,10 @@ class PrefixTable:
                 for worker in holdings.workers_in(mask):
                     found[worker] = result
             for worker, holder in self._learning.items():
-                if holder.stride == stride:
-                    _add_learned(worker, holder, holdings, wanted, found)
+                if holder.stride == stride and holder.learned is not None:
+                    depth = holder.learned.depth(wanted)
+                    if depth:
+                        found[worker] = Match(depth * stride * GRANULE)
             if holdings.tiered:
                 self._extend(holdings, wanted, stride * GRANULE, found)
         return found
@@ -181,6 +183,8 @@ class PrefixTable:
         verdict = _check_sequence(holder, batch)
         if verdict.reason == "applied":
             holder.sources[batch.source] = _Source(batch.seq)
+            if holder.learned is not None:
+                self._detach(batch.worker, holder)
             for event in batch.events:
                 self._take(batch.worker, holder, event)
             if holder.closed:
@@ -190,26 +194,37 @@ class PrefixTable:
         return verdict
 
     def attach(self, worker: WorkerId, contents: Contents) -> None:
-        """What is learned of a worker is found here as well, until it is forgotten."""
+        """What is learned of a worker is found here, in place of what its events said."""
         holder = self._holders.get(worker)
-        if holder is not None:
-            holder.learned = contents
-            self._learning[worker] = holder
+        if holder is None or holder.learned is contents:
+            return
+        if holder.sources or holder.slot.count:
+            self.forget(worker)
+            self.join(worker, holder.epoch, holder.stride, closed=holder.closed)
+            holder = self._holders[worker]
+        holder.learned = contents
+        self._learning[worker] = holder
+
+    def _detach(self, worker: WorkerId, holder: _Holder) -> None:
+        """It has begun to tell itself what it holds."""
+        del self._learning[worker]
+        if holder.learned is not None:
+            holder.learned.clear()
+            holder.learned = None
 
     def learn(self, worker: WorkerId, change: Learned) -> None:
         """What was learned of a worker has changed; of an unknown one it is dropped."""
         holder = self._holders.get(worker)
         if holder is None:
             return
-        if change.cleared:
-            self._empty(worker, holder)
-        holdings = self._strides[holder.stride]
-        if holder.slot.count:
+        if holder.learned is None:
+            if change.cleared:
+                self._empty(worker, holder)
+            holdings = self._strides[holder.stride]
             holdings.remove(holder.slot, change.lost, nested=True)
             holdings.remove(holder.slot, change.evicted, nested=True)
+            holdings.add(holder.slot, change.stored, nested=True)
         if change.stored:
-            if holder.learned is None:
-                holdings.add(holder.slot, change.stored, nested=True)
             self._keep_cap(holder.stride)
         self.tidy(_SLICE)
 
@@ -236,14 +251,11 @@ class PrefixTable:
         holdings = self._strides[holder.stride]
         if isinstance(event, CacheCleared):
             self._empty(worker, holder)
-            self._unlearn(holder)
         elif event.tier is Tier.DISK:
             self.ignored_events += 1
         else:
             if isinstance(event, Snapshot):
                 self._empty(worker, holder, event.tier)
-                if event.tier is Tier.GPU:
-                    self._unlearn(holder)
             slot = holder.slot
             if event.tier is Tier.HOST:
                 slot = holder.host = holder.host or holdings.open(worker, lower=True)
@@ -279,12 +291,6 @@ class PrefixTable:
             holder.slot = holdings.open(worker, sworn=holder.closed)
         self._leave_host(holder)
 
-    @staticmethod
-    def _unlearn(holder: _Holder) -> None:
-        """It has told itself what it holds now."""
-        if holder.learned is not None:
-            holder.learned.clear()
-
     def _leave_host(self, holder: _Holder) -> None:
         if holder.host is not None:
             self._strides[holder.stride].abandon(holder.host)
@@ -308,24 +314,6 @@ class PrefixTable:
             most.learned.shed(excess)
         else:
             self._strides[stride].drop(excess, self._rng)
-
-
-def _add_learned(
-    worker: WorkerId,
-    holder: _Holder,
-    holdings: Holdings,
-    wanted: Sequence[BlockKey],
-    found: dict[WorkerId, Match],
-) -> None:
-    """What was learned of a worker, if that is more than its events said."""
-    assert holder.learned is not None
-    depth = holder.learned.depth(wanted)
-    if depth and holder.slot.count:  # its events may go on where it ends
-        depth = holdings.end_of_run(wanted, depth, holder.slot.bit)
-    tokens = depth * holder.stride * GRANULE
-    known = found.get(worker)
-    if depth and (known is None or known.tokens < tokens):
-        found[worker] = Match(tokens)
 
 
 def _check_sequence(holder: _Holder, batch: EventBatch) -> Applied:

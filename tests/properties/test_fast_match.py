@@ -267,41 +267,52 @@ def test_what_is_only_said_is_still_checked_after_the_storage_has_changed() -> N
     st.lists(
         st.tuples(
             TURNS,
-            st.sampled_from(("serve", "told", "clear", "snapshot")),
+            st.sampled_from(("serve", "told", "clear", "snapshot", "quiet")),
             st.sampled_from((None, 0, 64, 9999)),
         ),
         min_size=1,
         max_size=20,
     )
 )
-def test_what_is_learned_stands_beside_what_events_say(
+def test_what_is_learned_stands_in_place_of_events_until_there_are_some(
     storage: str, steps: list[tuple[list[tuple[int, int]], str, int | None]]
 ) -> None:
-    """Of one worker, while its events are followed with gaps: both are whole beginnings, so it
-    holds what either says, and what is found to be gone is gone from both."""
+    """Of one worker whose feed comes and goes, while requests are served all the time."""
     worker = LEARNED[0]
     both = Both(storage, 10**6)
     held = both.plain.held[worker]
+    attached = True
     prompts: list[list[BlockKey]] = []
     for turns, what, cached in steps:
         prompt = prompt_of(turns)
         prompts.append(prompt)
         if what == "serve":
             both.serve(worker, prompt, None if cached is None else min(cached, 16 * len(prompt)))
-        elif what == "told":
-            depth = both.plain.match(prompt).get(worker, 0) // 16
-            held.update(prompt)
-            parent = prompt[depth - 1] if depth else None
-            both.apply(worker, stored(list(prompt[depth:]), parent))
-        elif what == "clear":
+        elif what == "quiet":
+            contents = both.learner.contents(worker)
+            if not attached:
+                both.seqs[worker] = 0
+            both.table.attach(worker, contents)
             held.clear()
-            both.apply(worker, CacheCleared())
+            held.update(key for one in prompts for key in one[: contents.depth(one)])
+            attached = True
         else:
-            held.clear()
-            held.update(prompt)
-            both.apply(worker, Snapshot(pack_keys(sorted(prompt))))
+            if attached or what != "told":
+                held.clear()
+            attached = False
+            if what == "clear":
+                both.apply(worker, CacheCleared())
+            elif what == "snapshot":
+                held.update(prompt)
+                both.apply(worker, Snapshot(pack_keys(sorted(prompt))))
+            else:
+                depth = both.plain.match(prompt).get(worker, 0) // 16
+                held.update(prompt)
+                parent = prompt[depth - 1] if depth else None
+                both.apply(worker, stored(list(prompt[depth:]), parent))
         for known in prompts:
             assert both.matched(known) == both.plain.match(known)
+        assert both.table.blocks(worker) == both.table.entries
     both.table.check()
 
 
