@@ -202,15 +202,16 @@ def dialogue(
     """A response or a message: passed on as it is, but known by the text of its prompt."""
     # The usage is read on the way, so answers must not come packed.
     item = relayed(inbound, model, config, "identity")
+    terms = _terms(inbound, config, "identity")
     item.query = replace(
         item.query,
         max_tokens=asked.max_tokens,
         keys=prompt.keys,
         plain_keys=prompt.plain_keys,
         adapter=prompt.adapter,
-        session=_terms(inbound, config, "identity").session or asked.session,
+        session=terms.session or asked.session,
     )
-    item.policy = _terms(inbound, config, "identity").policy
+    item.policy = terms.policy
     return item
 
 
