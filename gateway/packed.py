@@ -20,13 +20,14 @@ class BrokenOff(OSError):
     """A packed file ends, or is spoilt, in the middle; its whole lines have been given."""
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, with their ends; packed if its name ends in ``.gz``.
+def lines_of(path: Path, *, packed: bool | None = None) -> Iterator[bytes]:
+    """The lines of a file, with their ends.
 
+    :param packed: whether it is; None: if its name ends in ``.gz``.
     :raises BrokenOff: behind the last line that is whole.
     :raises OSError: it cannot be read, or is called ``.gz`` and is none.
     """
-    if path.suffix != ".gz":
+    if not (path.suffix == ".gz" if packed is None else packed):
         with path.open("rb") as lines:
             yield from lines
         return
@@ -44,6 +45,15 @@ def lines_of(path: Path) -> Iterator[bytes]:
         except (EOFError, zlib.error, gzip.BadGzipFile) as broken:
             error = broken
     raise BrokenOff(f"{BREAKS_OFF}: {error}") from error
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file begins as gzip does, whatever its name.
+
+    :raises OSError: it cannot be read.
+    """
+    with path.open("rb") as raw:
+        return raw.read(len(_MAGIC)) == _MAGIC
 
 
 def mended(paths: Iterable[Path], folder: Path) -> dict[Path, Path]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.packed import BrokenOff, is_packed, lines_of
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:  # only loaded when the command runs
@@ -121,12 +120,17 @@ def _samples(folder: Path) -> list[Path]:
 
 
 def _lines_of(file: Path) -> Iterator[bytes]:
+    number = 0
     try:
-        with file.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(file) if packed else file.open("rb") as lines:
-            yield from lines
-    except (OSError, EOFError, zlib.error) as error:
+        for line in lines_of(file, packed=is_packed(file)):
+            number += 1
+            yield line
+    except BrokenOff as error:
+        told = f"{error} (line {number + 1}): what else was in it is lost"
+        if not number:
+            raise ConfigError("FILE.jsonl", str(file), told) from error
+        typer.echo(f"headwater: {file}: {told}", err=True)
+    except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError("FILE.jsonl", str(file), reason) from error
 

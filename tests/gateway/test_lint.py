@@ -111,6 +111,33 @@ def test_the_command(tmp_path: Path) -> None:
     assert told["prompts"] == 20
 
 
+@pytest.mark.parametrize("name", ["requests.jsonl.gz", "requests.packed"])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_packed_file_that_breaks_off_is_looked_at_up_to_there(
+    tmp_path: Path, form: str, name: str
+) -> None:
+    # What does not repeat is hardly packed: the cut falls in the midst of the lines.
+    noise = Random(1).randbytes(40_000).hex()
+    requests = [{"prompt": noise[n * 400 : n * 400 + 400]} for n in range(200)]
+    whole = gzip.compress(b"\n".join(json.dumps(r).encode() for r in requests))
+    file = tmp_path / name
+    file.write_bytes(whole[: len(whole) // 2])
+    shown = CliRunner().invoke(app, [str(file), "--format", form])
+    assert shown.exit_code == 0, shown.stderr
+    assert f"{file}: the packed file breaks off here" in shown.stderr
+    assert "line " in shown.stderr
+    if form == "json":
+        assert 80 < json.loads(shown.stdout)["prompts"] < 120
+
+
+def test_a_packed_file_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"prompt": "x"}')[:12])
+    shown = CliRunner().invoke(app, [str(file)])
+    assert isinstance(shown.exception, ConfigError)
+    assert "breaks off" in str(shown.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
