@@ -250,7 +250,7 @@ class Gateway:
 
     def readiness(self) -> Readiness:
         """For ``/ready``: workers decide; Redis and tokenizers are only told about."""
-        ready, reasons = self.router.ready()
+        ready, reasons = self._able()
         notes: list[str] = []
         (notes if ready else reasons).extend(self.feeds.strangers())
         stats = self.feeds.stats
@@ -313,9 +313,16 @@ class Gateway:
         log = self._log.info if change.raised else self._log.warning
         log("worker_trust", worker=change.worker, trust=str(change.after), reason=change.reason)
 
+    def _able(self) -> tuple[bool, list[str]]:
+        """Whether some worker can take a request and the others had time to say the same."""
+        able, reasons = self.router.ready()
+        if able and (awaited := self.feeds.awaited()):
+            return False, [f"worker {url}: its first probe is under way" for url in awaited]
+        return able, reasons
+
     async def until_ready(self) -> None:
-        """Wait for a worker that can take requests, and a moment for its tokenizer."""
-        while not self.router.ready()[0]:  # noqa: ASYNC110 - the router is pure: it can be asked only
+        """Wait for workers that can take requests, and a moment for their tokenizers."""
+        while not self._able()[0]:  # noqa: ASYNC110 - the router is pure: it can be asked only
             await asyncio.sleep(POLL_S)
         for model in self.router.models():
             profile = self.router.profile(model)

@@ -27,6 +27,8 @@ app = typer.Typer()
 
 LAST_PORT = 65_535
 REDIS_ANSWER_S = 2.0
+WHOLE_S = 10.0
+"""How long the ready line waits, once gateways have a worker, for the other workers."""
 
 
 @app.command(
@@ -131,6 +133,7 @@ async def run_cluster(options: ClusterOptions, redis: str) -> int:
             await supervisor.start(plan.worker_specs(options, redis_url, logs), wait=False)
             gateways = plan.gateway_specs(options, redis_url, logs, ledger)
             await supervisor.start(gateways, wait=True)
+            await status.until_whole(options, supervisor, WHOLE_S)
             if not supervisor.leaving:
                 for port, _ in plan.gateway_ports(options):
                     say(f"ready http://127.0.0.1:{port}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -15,7 +16,7 @@ from rich.text import Text
 from gateway.cluster.plan import ClusterOptions, gateway_ports
 from gateway.cluster.supervisor import Supervisor
 
-TERMINAL_EVERY_S, PIPE_EVERY_S = 1.0, 10.0
+TERMINAL_EVERY_S, PIPE_EVERY_S, WHOLE_EVERY_S = 1.0, 10.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,22 @@ def parse_workers(body: bytes) -> list[WorkerLine]:
     ]
 
 
+async def until_whole(options: ClusterOptions, supervisor: Supervisor, within_s: float) -> None:
+    """Until every gateway has all workers, or so long: a burst then finds them all. Those that
+    are late, or never come, are in the lines that follow."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + within_s
+    for _, admin_port in gateway_ports(options):
+        url = f"http://127.0.0.1:{admin_port}"
+        async with httpx.AsyncClient(base_url=url, timeout=2.0, trust_env=False) as client:
+            while not supervisor.leaving and clock() < until:
+                with suppress(httpx.HTTPError):  # a gateway that is just started again
+                    workers = await _workers(client)
+                    if sum(worker.state == "ready" for worker in workers) >= options.workers:
+                        break
+                await _pause(supervisor, WHOLE_EVERY_S)
+
+
 async def show(options: ClusterOptions, supervisor: Supervisor) -> None:
     """Until a stop is asked for: redraw on a terminal, elsewhere print what changed."""
     _, admin_port = gateway_ports(options)[0]
@@ -84,12 +101,16 @@ async def show(options: ClusterOptions, supervisor: Supervisor) -> None:
 
 async def _fetch(client: httpx.AsyncClient) -> str:
     try:
-        answer = await client.get("/admin/workers")
-        answer.raise_for_status()
+        lines = await _workers(client)
     except httpx.HTTPError as error:
         return f"gateway: no status ({type(error).__name__})"
-    lines = parse_workers(answer.content)
     return "\n".join(map(str, lines)) if lines else "no worker yet"
+
+
+async def _workers(client: httpx.AsyncClient) -> list[WorkerLine]:
+    answer = await client.get("/admin/workers")
+    answer.raise_for_status()
+    return parse_workers(answer.content)
 
 
 async def _pause(supervisor: Supervisor, seconds: float) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Protocol
 
@@ -56,6 +57,8 @@ from shared.redislink import RedisLink
 from shared.tls import client_context
 from shared.types import WorkerId
 
+FIRST_PROBES_S = 2.0
+"""How long a start waits at most for the first probes of workers that were named to it."""
 FEED_CONNECTIONS = 8
 """To one worker at once: its feed, the comparison of tokens, and what is just being closed."""
 
@@ -110,6 +113,7 @@ class Feeds:
         self.reachable = reachable or Reachable()
         self.reachable.replace(self._static.workers)
         self._followed: FollowedLists | None = None
+        self._first_probes_until = inf
         self._own_tokens = own_tokens
         self._parity: ParityProber | None = None
         self.on_silent: Callable[[WorkerId], None] = lambda worker: None
@@ -169,6 +173,7 @@ class Feeds:
             )
             self._tasks.spawn("parity", lambda: parity.run(tender.members))
         tender.listed(Source.STATIC, self._static)
+        self._first_probes_until = clock() + FIRST_PROBES_S
         self._followed = FollowedLists(tender.listed, self.stats, clock)
         self._followed.start(self._lists)
 
@@ -268,6 +273,20 @@ class Feeds:
             self._tender.listed(source, Listing({}))
         self._followed = FollowedLists(self._tender.listed, self.stats, self._sources.clock)
         self._followed.start(lists)
+
+    def awaited(self) -> list[str]:
+        """Addresses of the static list as it was at the start that have neither answered their
+        first probe nor failed it; nobody once that has taken too long.
+
+        Until then whoever was first to answer would get all that comes.
+        """
+        if self._tender is None or self._sources.clock() >= self._first_probes_until:
+            return []
+        members = self._tender.members
+        waiting = [m.url for m in members if Source.STATIC in m.sources and not m.probes]
+        if not waiting:
+            self._first_probes_until = -inf
+        return waiting
 
     def strangers(self) -> list[str]:
         """Addresses that have not said yet who they are, each with the reason; for people."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from uprig import HEADWATER, Up, ready_workers, until
+from stopwatch import Stopwatch
+from uprig import HEADWATER, Up, free_run, ready_workers, until
+
+from gateway.cluster.plan import ClusterOptions
+from gateway.cluster.status import until_whole
+from gateway.cluster.supervisor import Supervisor
 
 
 @pytest.fixture
@@ -40,6 +47,26 @@ def test_ready_line_then_a_request_is_served_and_sigterm_leaves_nothing(
     assert len(tree) == 4  # Redis, two workers, a gateway
     assert up.end() == 0
     assert [child for child in tree if child.is_running()] == []
+
+
+@pytest.mark.parametrize("redis", ["auto", "none"])
+def test_a_burst_right_behind_the_ready_line_uses_all_workers(
+    start: Callable[..., Up], redis: str
+) -> None:
+    up = start("--redis", redis, workers=2)
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(up.chat, (f"burst, request {n}" for n in range(20))))
+    used = {answer.headers["x-headwater-worker"] for answer in answers}
+    assert len(used) == 2
+
+
+def test_the_ready_line_waits_only_so_long_for_workers_that_do_not_come() -> None:
+    options = ClusterOptions(
+        workers=2, gateways=2, port=free_run(40), model="", policy=None, fake=True, threads=1
+    )
+    watch = Stopwatch()
+    asyncio.run(until_whole(options, Supervisor(print), 0.5))
+    assert 0.4 < watch.seconds() < 3
 
 
 def test_kill_nine_of_the_parent_leaves_no_orphan(start: Callable[..., Up]) -> None:
