@@ -20,10 +20,10 @@ from secrets import token_bytes, token_hex
 import structlog
 
 from gateway.config import LedgerConfig
+from gateway.filesink import FileSink
 from gateway.ledgerfile import LedgerFile
 from gateway.ledgerline import encode_dropped, encode_record
 from gateway.records import RequestRecord
-from gateway.sinkthread import SinkThread
 from shared.errors import ConfigError
 
 FLUSH_S = 0.2
@@ -87,12 +87,8 @@ def open_salted(
         raise ConfigError("ledger.dir", config.dir, reason) from error
 
 
-class LedgerSink:
-    """Keeps records in the files of ``config.dir``; one per gateway process.
-
-    ``record`` only appends to a queue. Everything that can block happens in the writer thread, or
-    in the caller of :meth:`flush` and :meth:`close`.
-    """
+class LedgerSink(FileSink[RequestRecord]):
+    """Keeps records in the files of ``config.dir``; one per gateway process."""
 
     def __init__(
         self,
@@ -113,41 +109,17 @@ class LedgerSink:
         """
         self.written = 0
         """Records handed to the operating system."""
-        self._unwritten = 0
-        self._told = 0
         self._clock = clock
         self._log = structlog.get_logger("headwater.ledger")
         self._failing = False
-        self._file, self._salt = open_salted(config, config.dir, instance, secret, clock)
-        self._thread = SinkThread[RequestRecord](
-            "headwater-ledger", self._write_slice, limit=queue_records, flush_s=flush_s
-        )
-        self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """Records that found the queue full or could not be written."""
-        return self._thread.overflowed + self._unwritten
-
-    @property
-    def path(self) -> Path:
-        """The file being written now."""
-        return self._file.path
+        file, self._salt = open_salted(config, config.dir, instance, secret, clock)
+        super().__init__("headwater-ledger", file, limit=queue_records, flush_s=flush_s)
 
     def record(self, record: RequestRecord) -> None:
         """Take one record; never blocks, never raises. Call from one thread (the event loop)."""
         self._thread.put(record)
 
-    def flush(self) -> None:
-        """Write all that was recorded before the call. Blocks: call it off the event loop."""
-        self._thread.flush()
-
-    def close(self) -> None:
-        """Write the rest, stop the thread, close the file; a second call does nothing."""
-        if self._thread.close():
-            self._file.close()
-
-    def _write_slice(self, records: list[RequestRecord]) -> None:
+    def _write(self, records: list[RequestRecord]) -> None:
         lines = [encode_record(record, self._salt) for record in records]
         untold = self.dropped - self._told
         if untold:

@@ -19,8 +19,8 @@ import structlog
 
 from gateway.config import LedgerConfig
 from gateway.exchange import Inbound
+from gateway.filesink import FileSink
 from gateway.ledgerfile import LedgerFile
-from gateway.sinkthread import SinkThread
 
 FOLDER = "samples"
 """Under the ledger's folder."""
@@ -32,7 +32,7 @@ _BURST = 10.0
 """So many may be taken at once: prompts that come together are worth comparing."""
 
 
-class SampleSink:
+class SampleSink(FileSink[tuple[float, int, bytes]]):
     """Takes some of the requests that come; one per gateway process."""
 
     def __init__(
@@ -47,7 +47,7 @@ class SampleSink:
 
         :raises ConfigError: the folder cannot be made or written.
         """
-        self._file = LedgerFile.open(
+        file = LedgerFile.open(
             str(Path(config.dir) / FOLDER),
             instance,
             int(config.rotate_mib * 2**20),
@@ -57,18 +57,8 @@ class SampleSink:
         self._per_s = config.samples_per_minute / 60.0
         self._tokens, self._refilled = _BURST, 0.0
         self._untaken = 0
-        self._unwritten = 0
-        self._told = 0
         self._log = structlog.get_logger("headwater.samples")
-        self._thread = SinkThread[tuple[float, int, bytes]](
-            "headwater-samples", self._write, limit=QUEUE_SAMPLES, flush_s=flush_s
-        )
-        self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """Samples that found the queue full or could not be written."""
-        return self._thread.overflowed + self._unwritten
+        super().__init__("headwater-samples", file, limit=QUEUE_SAMPLES, flush_s=flush_s)
 
     def offer(self, inbound: Inbound) -> None:
         """Take this request or pass it over. Never blocks, never raises."""
@@ -82,17 +72,8 @@ class SampleSink:
         self._thread.put((inbound.wall_at, self._untaken, inbound.body))
         self._untaken = 0
 
-    def flush(self) -> None:
-        """Write all that was taken before the call. Blocks."""
-        self._thread.flush()
-
-    def close(self) -> None:
-        """Write the rest and close the file; a second call does nothing. Blocks."""
-        if self._thread.close():
-            self._file.close()
-
-    def _write(self, samples: list[tuple[float, int, bytes]]) -> None:
-        lines = [line for sample in samples if (line := sample_line(*sample)) is not None]
+    def _write(self, items: list[tuple[float, int, bytes]]) -> None:
+        lines = [line for sample in items if (line := sample_line(*sample)) is not None]
         kept, error = self._file.write(lines) if lines else (0, None)
         self._unwritten += len(lines) - kept
         if self.dropped > self._told:

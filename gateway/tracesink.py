@@ -10,10 +10,10 @@ import structlog
 
 from gateway.config import LedgerConfig
 from gateway.decision import Route
+from gateway.filesink import FileSink
 from gateway.ledger import open_salted
 from gateway.records import RequestRecord
 from gateway.routing.base import Candidate, Query
-from gateway.sinkthread import SinkThread
 from gateway.tracefile import FOLDER, WINDOW_KEYS, TraceEncoder
 
 _Item = tuple[Query, RequestRecord, tuple[Candidate, ...]]
@@ -23,7 +23,7 @@ QUEUE_REQUESTS = 8_192
 """Each keeps its prompt's keys alive: 16 KB for 8,000 tokens."""
 
 
-class TraceSink:
+class TraceSink(FileSink[_Item]):
     """Takes the requests that end, with their keys; one per gateway process."""
 
     def __init__(
@@ -42,27 +42,12 @@ class TraceSink:
         :raises ConfigError: the folder cannot be made or written.
         """
         folder = str(Path(config.dir) / FOLDER)
-        self._file, salt = open_salted(config, folder, instance, secret, clock)
+        file, salt = open_salted(config, folder, instance, secret, clock)
         # A number from the clock: a restarted gateway goes on in its file without using one twice.
         self._encoder = TraceEncoder(int(clock() * 1e6), salt, window_keys)
-        self._unwritten = 0
-        self._told = 0
         self._log = structlog.get_logger("headwater.trace")
         self._decisions = config.decisions
-        self._thread = SinkThread[_Item](
-            "headwater-trace", self._write, limit=queue_requests, flush_s=flush_s
-        )
-        self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """Requests that found the queue full or could not be written."""
-        return self._thread.overflowed + self._unwritten
-
-    @property
-    def path(self) -> Path:
-        """The file being written now."""
-        return self._file.path
+        super().__init__("headwater-trace", file, limit=queue_requests, flush_s=flush_s)
 
     def record(self, route: Route | None, record: RequestRecord) -> None:
         """Take a request at its end; what was rejected, has no prompt or is tried again is passed
@@ -74,23 +59,14 @@ class TraceSink:
             seen = tuple(scored.candidate for scored in route.order) if self._decisions else ()
             self._thread.put((query, record, seen))
 
-    def flush(self) -> None:
-        """Write all that was recorded before the call. Blocks."""
-        self._thread.flush()
-
-    def close(self) -> None:
-        """Write the rest and close the file; a second call does nothing."""
-        if self._thread.close():
-            self._file.close()
-
-    def _write(self, requests: list[_Item]) -> None:
+    def _write(self, items: list[_Item]) -> None:
         lines: list[bytes] = []
         begun = self._file.path
         try:
             room = self._file.room()
             if self._file.path != begun:  # it was removed under us
                 self._encoder.restart()
-            for query, record, seen in requests:
+            for query, record, seen in items:
                 line = self._encoder.encode(query, record, seen)
                 if len(line) > room:
                     self._put(lines)
@@ -105,7 +81,7 @@ class TraceSink:
             self._put(lines)
         except OSError as error:
             self._encoder.restart()
-            self._unwritten += len(requests)
+            self._unwritten += len(items)
             self._say(error.strerror or str(error))
         if self._thread.overflowed + self._unwritten > self._told:
             self._say("its queue was full")

@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from rig import END, SSE_HEAD, Reply, Script, Seen, Stub, answer, ask, chunk
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ROUTES = (RESPONSES, MESSAGES)
 FORMS = ("strings", "parts", "mixed")
 ANSWER = "That is fine with me. 🌍"
+KEYS = {"listen.api_keys": "sk-one,sk-two"}
+either_route = pytest.mark.parametrize("route", ROUTES)
+either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 Turn = tuple[str, str]
 """Role and text."""
 

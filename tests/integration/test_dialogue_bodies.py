@@ -7,15 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from caserig import check_error, counts
 from dialoguekit import (
-    ROUTES,
+    KEYS,
     TURNS,
     Counts,
     Speaker,
     base,
     bearer,
+    either_route,
+    either_way,
     events_of,
     request,
     say,
@@ -29,11 +30,6 @@ from rig import answer, ask
 from gateway.engines import plain
 from gateway.engines.base import Salting
 from gateway.report import read_ledger, summarise
-
-KEYS = {"listen.api_keys": "sk-one,sk-two"}
-either_route = pytest.mark.parametrize("route", ROUTES)
-either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-
 
 NUMBERS = [None, -1, 2**40, 2**70, 1.5, float("nan"), True, "7", [], {}]
 

@@ -18,15 +18,17 @@ from dialoguekit import (
     ANSWER,
     CACHED,
     FORMS,
+    KEYS,
     MESSAGES,
     RESPONSES,
-    ROUTES,
     SYSTEM,
     TURNS,
     Counts,
     Speaker,
     base,
     bearer,
+    either_route,
+    either_way,
     events_of,
     item_of,
     matched,
@@ -43,11 +45,6 @@ from dialoguekit import (
 from rig import END, answer, chunk, head
 
 from gateway.report import read_ledger
-
-KEYS = {"listen.api_keys": "sk-one,sk-two"}
-either_route = pytest.mark.parametrize("route", ROUTES)
-either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-
 
 # --- conversations -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from dialoguekit import (
     RESPONSES,
     Speaker,
     bearer,
+    either_way,
     going_on,
     id_of,
     named,
@@ -27,7 +28,6 @@ from dialoguekit import (
 from rig import CLOSE, CUT, HANG, ask, chat, eventually, plain
 
 TENANTS = {"listen.api_keys": "sk-one,sk-two", "tenancy.unisolated": "allow"}
-either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 BUSY = 6
 
 
