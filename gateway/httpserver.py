@@ -21,11 +21,11 @@ from gateway.exchange import Answer, ClientGone, error_answer
 from shared.errors import (
     ApiError,
     BadRequest,
-    InternalError,
     PayloadTooLarge,
     RequestTimeout,
     UnsupportedMediaType,
 )
+from shared.jsonedge import JsonErrorHandler
 
 HEAD_S = 30.0
 """Also how long an idle connection is kept."""
@@ -39,27 +39,15 @@ SERVER = "headwater"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class JsonErrorHandler(web.RequestHandler):
+class Connection(JsonErrorHandler):
     """One connection; what is no HTTP is answered in JSON as well."""
 
     __slots__ = ()
+    FAILED = "The gateway failed."
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """An error before or beside our own handler. Never quotes what the client sent."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun")
-        error: ApiError = InternalError("The gateway failed.")
-        if status < 500:
-            error = BadRequest("The request is not valid HTTP.")
-        response = whole(error_answer(error))
-        response.force_close()
-        return response
+    def in_json(self, error: ApiError) -> web.Response:
+        """As all errors of the gateway."""
+        return whole(error_answer(error))
 
 
 class HttpServer(web.Server):
@@ -70,9 +58,9 @@ class HttpServer(web.Server):
         super().__init__(handler, handler_cancellation=True)
         self._tls = tls
 
-    def __call__(self) -> JsonErrorHandler:
+    def __call__(self) -> Connection:
         """Called for each new connection."""
-        return JsonErrorHandler(
+        return Connection(
             self,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=HEAD_S,

@@ -1,8 +1,4 @@
-"""The web server's edge: one listener of an application, with errors in JSON from the first byte.
-
-What the HTTP parser refuses never reaches a handler, and the library would answer it with a text
-that quotes the client, keys included, and write the same to the log.
-"""
+"""The web server's edge: one listener of an application, errors in JSON from the first byte."""
 
 from __future__ import annotations
 
@@ -10,34 +6,23 @@ import asyncio
 
 from aiohttp import web
 
-from shared.errors import ApiError, BadRequest, InternalError
+from shared.errors import ApiError
+from shared.jsonedge import JsonErrorHandler
 from worker.web import error_response
 
 MAX_FIELD = 32_768
 """Longest header, as in the gateway, which passes them on."""
 
 
-class JsonErrorHandler(web.RequestHandler):
+class Connection(JsonErrorHandler):
     """One connection; what is no HTTP is answered in JSON as well."""
 
     __slots__ = ()
+    FAILED = "The server failed on this request."
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """An error before or beside our own handlers. Never quotes what the client sent."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun")
-        error: ApiError = InternalError("The server failed on this request.")
-        if status < 500:
-            error = BadRequest("The request is not valid HTTP.")
-        response = error_response(error)
-        response.force_close()
-        return response
+    def in_json(self, error: ApiError) -> web.Response:
+        """As all errors of a worker."""
+        return error_response(error)
 
 
 class JsonErrorServer(web.Server):
@@ -54,9 +39,9 @@ class JsonErrorServer(web.Server):
             handler_cancellation=True,
         )
 
-    def __call__(self) -> JsonErrorHandler:
+    def __call__(self) -> Connection:
         """Called for each new connection. Bodies stay as they came: encoded ones are refused."""
-        return JsonErrorHandler(
+        return Connection(
             self,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # aiohttp takes None, its annotation does not
