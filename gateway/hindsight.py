@@ -23,7 +23,8 @@ from gateway.expectation import Expectation
 from gateway.index.base import PrefixIndex
 from gateway.member import Member
 from gateway.routing.base import Query
-from gateway.trust import Compared, TrustBook
+from gateway.trust import TrustBook
+from gateway.trustwatch import Compared
 from shared.blocks import GRANULE, pack_keys
 from shared.events import BlocksRemoved, CacheCleared, EventBatch, Snapshot
 from shared.types import BlockKey, WorkerId

@@ -23,7 +23,8 @@ from gateway.promises import Promise, Promises
 from gateway.routing.base import Candidate, Query, Trust
 from gateway.routing.branches import Branches
 from gateway.scopes import Scopes
-from gateway.trust import NO_FEED, Compared, TrustBook, TrustChange
+from gateway.trust import NO_FEED, TrustBook, TrustChange
+from gateway.trustwatch import Compared
 from shared.blocks import GRANULE, usable_tokens
 from shared.events import EventBatch
 from shared.types import BlockKey, Tier, WorkerId

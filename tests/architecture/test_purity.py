@@ -82,6 +82,7 @@ PURE = """
     gateway/status.py
     gateway/tally.py
     gateway/trust.py
+    gateway/trustwatch.py
     gateway/views.py
     shared/blocks.py
     shared/checks.py

@@ -11,14 +11,12 @@ from gateway.decision import Route
 from gateway.hindsight import GRACE_S
 from gateway.parity import Parity, Verdict
 from gateway.routing.base import Trust
-from gateway.trust import (
+from gateway.trust import TrustBook, TrustChange, mistrust
+from gateway.trustwatch import (
     ENOUGH,
     FIRST_REST_S,
     MUTE_AFTER,
     Compared,
-    TrustBook,
-    TrustChange,
-    mistrust,
 )
 from shared.blocks import pack_keys
 from shared.events import Snapshot, removed

@@ -14,7 +14,7 @@ import pytest
 from caserig import metrics
 from rig import CHAT, Script, Seen, ask, chat, completion, eventually, usage
 
-from gateway.trust import MUTE_AFTER
+from gateway.trustwatch import MUTE_AFTER
 
 
 class Caching:
