@@ -56,24 +56,21 @@ from gateway.parts import Parts
 from gateway.pipeline import Pipeline
 from gateway.plugins import all_policies
 from gateway.prompts import Prompts, WorkerBundles
+from gateway.readiness import ReadyWatch
 from gateway.reload import Changes, compare
 from gateway.router import Router
 from gateway.tally import WorkerTally
 from gateway.telemetry import FleetCollector, PrometheusSink, RecordSink
-from gateway.tenancy import Meters, shared_caches
-from gateway.trust import TrustChange, mistrust
+from gateway.tenancy import Meters
+from gateway.trust import TrustChange
 from gateway.upstream import Timeouts
 from gateway.wire.server import WireServer
 from shared.errors import ConfigError
 from shared.logs import set_level
 from shared.tls import load_pair
 
-POLL_S = 0.02
-"""How often a first worker is looked for."""
 CUT_S = 2.0
 """After the time to drain, how long clients have to take their error event."""
-TOKENIZER_S = 10.0
-"""How long the first ``ready`` waits for tokenizers that are being loaded."""
 
 
 class Gateway:
@@ -123,6 +120,7 @@ class Gateway:
             own_tokens=PromptTokens(self.prompts),
             reachable=reachable,
         )
+        self._watch = ReadyWatch(self.router, self.feeds, self.prompts)
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # missing in the library
         ProcessCollector(registry=self.registry)
@@ -194,8 +192,10 @@ class Gateway:
         )
         self.admin.internal = self._foster.routes(self._ledger) if self._foster is not None else {}
         self._listeners: dict[str, tuple[HttpServer | WireServer, list[asyncio.Server]]] = {}
-        self.config_notes: Callable[[], Sequence[str]] = tuple
-        """What ``/ready`` is to tell about the configuration."""
+
+    def tell_of_config(self, notes: Callable[[], Sequence[str]]) -> None:
+        """What ``/ready`` is to say about the configuration."""
+        self._watch.config_notes = notes
 
     @property
     def url(self) -> str:
@@ -249,29 +249,8 @@ class Gateway:
             raise ConfigError(key, port, f"cannot listen on {host}: {known or error}") from error
 
     def readiness(self) -> Readiness:
-        """For ``/ready``: workers decide; Redis and tokenizers are only told about."""
-        ready, reasons = self._able()
-        notes: list[str] = []
-        (notes if ready else reasons).extend(self.feeds.strangers())
-        stats = self.feeds.stats
-        if stats.redis_configured and not stats.redis_up:
-            notes.append(f"redis is not used: {stats.redis_reason or 'not connected yet'}")
-        notes += [f"discovery.{one.source}: {one.fault}" for one in self.feeds.lists() if one.fault]
-        notes.extend(self.config_notes())
-        workers = self.router.workers(time.monotonic())
-        notes.extend(mistrust(workers))
-        if self._tenants.isolating:
-            notes.extend(shared_caches(workers))
-        for model in self.router.models():
-            profile = self.router.profile(model)
-            if profile is None or profile.adapter:
-                continue  # an adapter has its model's tokenizer
-            missing = self.prompts.missing(profile)
-            if missing is not None:
-                notes.append(f"{model}: {missing}")
-            if self._tenants.isolating:
-                notes += [f"{model}: {fault}" for fault in self.prompts.unshared(profile)]
-        return Readiness(ready, reasons, notes)
+        """For ``/ready``."""
+        return self._watch.look(isolating=self._tenants.isolating)
 
     async def reload(self, wanted: GatewayConfig) -> Changes:
         """Take over what a running gateway can of another configuration.
@@ -313,22 +292,9 @@ class Gateway:
         log = self._log.info if change.raised else self._log.warning
         log("worker_trust", worker=change.worker, trust=str(change.after), reason=change.reason)
 
-    def _able(self) -> tuple[bool, list[str]]:
-        """Whether some worker can take a request and the others had time to say the same."""
-        able, reasons = self.router.ready()
-        if able and (awaited := self.feeds.awaited()):
-            return False, [f"worker {url}: its first probe is under way" for url in awaited]
-        return able, reasons
-
     async def until_ready(self) -> None:
         """Wait for workers that can take requests, and a moment for their tokenizers."""
-        while not self._able()[0]:  # noqa: ASYNC110 - the router is pure: it can be asked only
-            await asyncio.sleep(POLL_S)
-        for model in self.router.models():
-            profile = self.router.profile(model)
-            if profile is not None:
-                self.prompts.want(profile)
-        await self.prompts.settled(TOKENIZER_S)
+        await self._watch.until_ready()
 
     async def drain(self) -> None:
         """Turn new requests away; wait for running ones; end those that take too long."""

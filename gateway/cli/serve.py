@@ -141,7 +141,7 @@ async def _serve(
         loop.add_signal_handler(number, _on_signal, stop)
     server = Gateway(config, inherited)
     watch = ConfigWatch(path, read, server.reload)
-    server.config_notes = watch.notes
+    server.tell_of_config(watch.notes)
     loop.add_signal_handler(signal.SIGHUP, watch.ask)
     watching = asyncio.create_task(watch.run(), name="configuration")
     try:
