@@ -1,8 +1,7 @@
 """What is known of the workers' caches: index, promises, what was learned, and how far to trust it.
 
-Trust per worker is kept in :mod:`gateway.trust`. While a worker's events flow but are not believed
-(its predictions fail, or the prompt is known as text only), what is learned of it stands beside
-them, in the index under a name of its own: neither spoils the other, and both can be compared.
+Trust per worker is kept in :mod:`gateway.trust`; what is learned, and where in the index it stands,
+in :mod:`gateway.learnedplaces`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from gateway.ghosts import GhostMemory
 from gateway.held import Held
 from gateway.hindsight import Hindsight
 from gateway.index.base import Applied, Match, PrefixIndex
-from gateway.learn import Learner, Served
-from gateway.learned import Fact, Outbox
+from gateway.learn import Served
+from gateway.learned import Fact
+from gateway.learnedplaces import LearnedPlaces, aside, place_of
 from gateway.member import Member
 from gateway.parity import Parity
 from gateway.promises import Promise, Promises
@@ -53,12 +53,11 @@ class Knowledge:
         self._ghosts = GhostMemory(ghost_keys)
         self._scopes = Scopes(max(1, ghost_keys // 8))
         self._branches = Branches(max(1, ghost_keys // 16))
-        self._learner = Learner()
+        self._learned = LearnedPlaces(index)
         self._hindsight = Hindsight(index, self._trust)
         self._matched: tuple[Sequence[BlockKey], Mapping[WorkerId, Match]] = (), {}
         """The prompt that was looked up last, and where it was found."""
-        self.outbox = Outbox()
-        """What the other gateways should know about workers without cache events."""
+        self.outbox = self._learned.outbox
 
     # ---------------------------------------------------------------- workers
 
@@ -67,10 +66,7 @@ class Knowledge:
         if fresh:
             self._promises.forget(member.id)
             self._hindsight.forget(member.id)
-            if self._learner.knows(member.id) and not member.info.event_feed:
-                self.outbox.put(Fact(member.id, b""))
-            self._learner.join(member.id, member.stride, member.kv_tokens_total())
-            self._leave_aside(member.id)
+            self._learned.begin(member)
             member.parity = Parity()
             feed = "no cache events yet" if member.info.event_feed else NO_FEED
             self._trust.join(member.id, cacheless=not member.info.prefix_cache, reason=feed)
@@ -80,23 +76,19 @@ class Knowledge:
         self._index.join(
             member.id, member.info.epoch, member.stride, closed=member.evicts_leaves_first
         )
-        if not member.info.event_feed:
-            # Of one with a feed events may take back what was learned, key by key.
-            self._index.attach(member.id, self._learner.contents(member.id))
+        self._learned.attach(member)
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and its contents with it."""
         self._promises.forget(worker)
-        self._learner.forget(worker)
+        self._learned.forget(worker)
         self._index.forget(worker)
-        self._leave_aside(worker)
         self._hindsight.forget(worker)
         self._trust.forget(worker)
 
     def resize(self, member: Member) -> None:
         """A worker may have told its capacity."""
-        for place in (member.id, _aside(member.id)):
-            self._learner.resize(place, member.kv_tokens_total())
+        self._learned.resize(member)
 
     @property
     def trust(self) -> TrustBook:
@@ -105,14 +97,14 @@ class Knowledge:
 
     def capacity_tokens(self, member: Member) -> int:
         """What its cache holds as far as was learned; 0: nothing was. Pure."""
-        place = _place(member.id, *self._trust.states(member.id), text=False)
-        return 0 if place is None else self._learner.capacity_tokens(place)
+        place = place_of(member.id, *self._trust.states(member.id), text=False)
+        return 0 if place is None else self._learned.capacity_tokens(place)
 
     def feed_says(self, worker: WorkerId, trust: Trust, reason: str, now: float) -> None:
         """Whoever follows the worker's feed says how far it can be believed."""
         self._hindsight.settle(worker, now)
         if trust is Trust.EXACT and self._trust.feed_state(worker) is not Trust.EXACT:
-            self._learner.reset(worker)
+            self._learned.give_way(worker)
         self._trust.told(worker, trust, reason)
 
     def flush(self, member: Member) -> int:
@@ -120,8 +112,7 @@ class Knowledge:
         worker = member.id
         entries = self.entries(worker)
         self._promises.forget(worker)
-        self._leave_aside(worker)
-        self._learner.join(worker, member.stride, member.kv_tokens_total())
+        self._learned.empty(member)
         self._index.forget(worker)
         self._join_index(member)
         if member.info.event_feed:
@@ -130,7 +121,7 @@ class Knowledge:
 
     def entries(self, worker: WorkerId, *, beside: bool = False) -> int:
         """Index entries of a worker; ``beside``: of what was learned beside its events. Pure."""
-        place = _aside(worker) if beside else worker
+        place = aside(worker) if beside else worker
         return self._index.blocks(place) + self._index.blocks(place, Tier.HOST)
 
     @property
@@ -140,14 +131,8 @@ class Knowledge:
 
     def _trust_changed(self, change: TrustChange) -> None:
         if change.after is Trust.EXACT:
-            self._leave_aside(change.worker)
+            self._learned.leave_aside(change.worker)
         self._on_trust(change)
-
-    def _leave_aside(self, worker: WorkerId) -> None:
-        aside = _aside(worker)
-        if self._learner.knows(aside):
-            self._learner.forget(aside)
-            self._index.forget(aside)
 
     def apply(self, batch: EventBatch, member: Member | None, now: float) -> Applied:
         """Cache events. A gap lowers trust at once; only who follows the feed can raise it, since
@@ -191,7 +176,7 @@ class Knowledge:
             trust[worker] = Trust.LEARNED if text and exact else state
             if keys and state is not Trust.BLIND:
                 beside = told is Trust.EXACT and (text or not exact)
-                match = matches.get(_aside(worker) if beside else worker)
+                match = matches.get(aside(worker) if beside else worker)
                 if match is not None:
                     granules = match.tokens // GRANULE
                     tokens = _usable(member, granules, total)
@@ -222,7 +207,7 @@ class Knowledge:
         for keys in (plain if salted else (), copies):
             matches = self._index.match(keys) if keys else {}
             for member in serving:
-                match = matches.get(member.id) or matches.get(_aside(member.id))
+                match = matches.get(member.id) or matches.get(aside(member.id))
                 if match is not None:
                     tokens = _usable(member, match.tokens // GRANULE, total)
                     found[member.id] = max(found.get(member.id, 0), tokens)
@@ -272,7 +257,7 @@ class Knowledge:
         """What is predicted, to be compared with what will be delivered. Pure."""
         worker, text = member.id, not query.prompt_tokens
         state, told, version = self._trust.circumstances(worker)
-        place = _place(worker, state, told, text=text)
+        place = place_of(worker, state, told, text=text)
         most = candidate.matched_tokens
         # What is only promised proves nothing: the request may overlap its leader.
         least = most - candidate.promised_tokens
@@ -290,7 +275,7 @@ class Knowledge:
             least=least,
             most=most,
             other=other,
-            clock=self._learner.clock(place),
+            clock=self._learned.clock(place),
             told=events,
             decided=decided,
             version=version,
@@ -352,46 +337,17 @@ class Knowledge:
                 clock=expected.clock if judge else None,
                 slack_tokens=slack,
             )
-            if self.outbox.open and not member.info.event_feed:
-                self.outbox.put(Fact.of(worker, request))
-            self._learn(member, expected.place, request)
+            self._learned.served(member, expected.place, request)
 
     def told(self, member: Member, fact: Fact) -> None:
         """Another gateway saw this worker answer, or restart."""
-        if member.info.event_feed:
-            return
-        if not fact.emptied:
-            request = fact.served(self._learner.clock(member.id))
-            self._branches.asked(request.keys, self._ghosts.seen(request.keys))
-            self._ghosts.remember(request.keys)
-            self._learn(member, member.id, request)
-        elif (change := self._learner.cleared(member.id)) is not None:
-            self._index.learn(member.id, change)
+        if keys := self._learned.told(member, fact):
+            self._branches.asked(keys, self._ghosts.seen(keys))
+            self._ghosts.remember(keys)
 
     def _comparable(self, member: Member, delivered: Delivered) -> bool:
         """Text on a worker whose events flow says nothing about these."""
         return not delivered.text or self._trust.feed_state(member.id) is not Trust.EXACT
-
-    def _learn(self, member: Member, place: WorkerId, request: Served) -> None:
-        if place != member.id and not self._learner.knows(place):
-            self._learner.join(place, member.stride, member.kv_tokens_total())
-            self._index.join(place, member.info.epoch, member.stride)
-            self._index.attach(place, self._learner.contents(place))
-        change = self._learner.served(place, request)
-        if change is not None:
-            self._index.learn(place, change)
-
-
-def _aside(worker: WorkerId) -> WorkerId:
-    """Under this name stands what was learned of a worker while its events are not believed."""
-    return WorkerId(f"{worker}\0learned")
-
-
-def _place(worker: WorkerId, state: Trust, told: Trust, *, text: bool) -> WorkerId | None:
-    """Where in the index what a worker holds is learned; None: its events tell."""
-    if told is not Trust.EXACT:
-        return worker
-    return None if state is Trust.EXACT and not text else _aside(worker)
 
 
 def _usable(member: Member, granules: int, prompt_tokens: int) -> int:

@@ -39,6 +39,7 @@ PURE = """
     gateway/knowledge.py
     gateway/learn.py
     gateway/learned.py
+    gateway/learnedplaces.py
     gateway/ledgerline.py
     gateway/lease.py
     gateway/member.py

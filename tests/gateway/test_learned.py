@@ -116,7 +116,7 @@ async def test_each_hears_what_the_other_served_once(server: Streams) -> None:
     assert one.holds() == two.holds() == 4
     assert one.stats.learned_from_peers == two.stats.learned_from_peers == 1
     # Both count the same uses, so both expire the same.
-    clocks = [g.router._knowledge._learner.clock("w") for g in (one, two)]
+    clocks = [g.router._knowledge._learned.clock("w") for g in (one, two)]
     assert clocks[0] == clocks[1] > 0
 
 
