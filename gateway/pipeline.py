@@ -6,7 +6,7 @@
 
 - While no worker has room, a request waits (``gateway/gate.py``), and is decided anew when it goes.
 - Work is booked when a worker is chosen (``Router.begin``) and released exactly once per attempt
-  (``_end``), on every way out: answered, refused, broken, late, client gone, shut down.
+  (:mod:`gateway.endings`), on every way out: answered, refused, broken, late, left, shut down.
 - While no byte of an answer has been sent, a failed attempt is followed by another on a worker that
   was not tried yet, at most ``routing.retries`` times and within the retry budget. 4xx answers are
   the client's own and never retried, unless the worker has just lost the model (``model_gone``).
@@ -24,14 +24,15 @@ import msgspec
 from gateway import attempt, refusals, work
 from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
-from gateway.decision import AttemptEnd, Reject, Route
+from gateway.decision import Reject, Route
+from gateway.endings import Endings
 from gateway.engines.base import Salting
 from gateway.engines.catalogue import engine
 from gateway.exchange import Client, ClientGone, Inbound, error_answer
 from gateway.gate import Gate, Shed
 from gateway.parts import Parts
 from gateway.prompts import Prompt
-from gateway.records import Outcome, RequestRecord
+from gateway.records import Outcome
 from gateway.refusals import AttemptFailed
 from gateway.streaming import error_event
 from gateway.tenancy import Tenants
@@ -40,7 +41,7 @@ from gateway.wire.heads import plus
 from gateway.work import Cut, Work
 from shared import dialogue, openai, sharedprefix
 from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
-from shared.openai import RouteKind, Usage
+from shared.openai import RouteKind
 from shared.types import WorkerId
 
 CLIENT_CLOSED = 499
@@ -52,17 +53,18 @@ class Pipeline:
 
     def __init__(self, parts: Parts) -> None:
         self._router, self._prompts, self._upstream = parts.router, parts.prompts, parts.upstream
-        self._metrics, self._sinks, self._config = parts.metrics, parts.sinks, parts.config
+        self._metrics, self._config = parts.metrics, parts.config
         self._parsed, self._tokenized, self._hashed, self._looked_up, self._ranked = (
             parts.metrics.stage(name) for name in ("parse", "tokenize", "hash", "lookup", "rank")
         )
         self._clock, self._budget, self._suspect = parts.clock, parts.budget, parts.suspect
-        self._traces, self._recalling = parts.traces, parts.recalling
+        self._recalling = parts.recalling
         self._spans, self._sample = parts.spans, parts.sample
         workers = parts.config.workers
         self._timeouts = Timeouts(workers.connect_timeout_s, workers.idle_timeout_s)
         self._tenants, self._limiter, self._givers = parts.tenants, parts.limiter, parts.givers
         self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
+        self._endings = Endings(parts, self._gate)
         self._running: set[Work] = set()
 
     def reconfigure(self, config: GatewayConfig, tenants: Tenants) -> None:
@@ -102,7 +104,7 @@ class Pipeline:
             try:
                 await self._limiter.enter(tenant, limits, item.query.prompt_tokens)
             except (RateLimited, NoCapacity) as error:
-                raise self._rejected(item, Reject(error, "tenant_limit")) from None
+                raise self._endings.rejected(item, Reject(error, "tenant_limit")) from None
         else:
             self._limiter.count(tenant)
         try:
@@ -162,17 +164,17 @@ class Pipeline:
         try:
             await self._attempts(item, client)
         except ClientGone:
-            self._end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
+            self._endings.end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
         except asyncio.CancelledError:
             error = self._why_cut(item)
             if error is None:
-                self._end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
+                self._endings.end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
                 raise
             await self._fail(item, client, error, Outcome.DEADLINE)
         finally:
             timer.cancel()
             # Still open only after an error that nobody foresaw, which is not the worker's.
-            self._end(item, Outcome.CLIENT_GONE, 500)
+            self._endings.end(item, Outcome.CLIENT_GONE, 500)
             self._running.discard(item)
 
     def _why_cut(self, item: Work) -> ApiError | None:
@@ -190,7 +192,7 @@ class Pipeline:
             if failure is None:
                 return
             another = self._another(item, failure)
-            self._end(item, failure.outcome, failure.answer.status, final=another is None)
+            self._endings.end(item, failure.outcome, failure.answer.status, final=another is None)
             if another is None:
                 await client.send(item.marked(failure.answer))
                 return
@@ -207,7 +209,7 @@ class Pipeline:
             try:
                 item.ticket = await gate.passes(query, item.expected_tokens, bind, own_s or 0.0)
             except Shed as error:
-                raise self._rejected(item, Reject(error, error.reason)) from None
+                raise self._endings.rejected(item, Reject(error, error.reason)) from None
         now = self._clock()
         waited = now - begun if item.ticket is not None else 0.0
         self._metrics.waited(waited)
@@ -217,7 +219,7 @@ class Pipeline:
         """See :data:`gateway.gate.Bind`."""
         decision = self._decide(item)
         if isinstance(decision, Reject):
-            raise self._rejected(item, decision)
+            raise self._endings.rejected(item, decision)
         config = self._config.admission
         route = with_room(decision, config.inflight_per_worker)
         if route is None or (may_hold and not soon(route, config.hold_wait_ms / 1e3)):
@@ -239,7 +241,7 @@ class Pipeline:
         item.asking, item.given_up = True, False
         try:
             async with call as response:
-                await attempt.deliver(item, response, client, self._end, self._clock)
+                await attempt.deliver(item, response, client, self._endings.end, self._clock)
         except UpstreamError as error:
             return refusals.from_upstream(error)
         except asyncio.CancelledError:
@@ -276,16 +278,6 @@ class Pipeline:
         self._ranked(seconds)
         return work.settled(item, decision)
 
-    def _rejected(self, item: Work, reject: Reject) -> ApiError:
-        inbound, error = item.inbound, reject.error
-        if error.status >= 429:
-            self._metrics.shed(reject.reason)
-        record = self._router.reject_record(
-            item.query, inbound.route, error, self._clock(), inbound.wall_at
-        )
-        self._keep(item, record)
-        return error
-
     def _another(self, item: Work, failure: AttemptFailed) -> Route | None:
         """The route of one more attempt, if there may be one."""
         if not failure.retry or len(item.tried) > self._config.routing.retries:
@@ -297,7 +289,7 @@ class Pipeline:
 
     async def _fail(self, item: Work, client: Client, error: ApiError, outcome: Outcome) -> None:
         """Tell a client why its answer does not go on."""
-        self._end(item, outcome, error.status)
+        self._endings.end(item, outcome, error.status)
         answer = error_answer(error)
         try:
             if not client.started:
@@ -309,50 +301,3 @@ class Pipeline:
                 client.abort()
         except ClientGone:
             return
-
-    def _end(
-        self,
-        item: Work,
-        outcome: Outcome,
-        status: int,
-        usage: Usage | None = None,
-        *,
-        final: bool = True,
-        response: str = "",
-    ) -> None:
-        """Release the attempt's booking and keep its record; nothing if that has been done."""
-        lease, item.lease = item.lease, None
-        if lease is None:
-            return
-        if response:
-            self._givers.gave(item.inbound.tenant, response, lease.worker)
-        tap = item.tap
-        end = AttemptEnd(
-            outcome=outcome,
-            status=status,
-            usage=tap.usage if tap is not None else usage,
-            output_tokens=tap.content_events if tap is not None else 0,
-            itl_s=tap.itl_s if tap is not None else None,
-            final=final,
-            route=item.inbound.route,
-            wall_at=item.inbound.wall_at,
-            client_id=item.inbound.client_id,
-        )
-        record = lease.finish(end, self._clock())
-        self._keep(item, record)
-        if item.ticket is not None and final:
-            computed = record.flow.prompt - record.flow.delivered
-            self._gate.queue.settle(item.ticket, computed + record.output_tokens)
-        self._gate.released()
-        if outcome is Outcome.UPSTREAM_ERROR:
-            self._suspect(lease.worker)
-
-    def _keep(self, item: Work, record: RequestRecord) -> None:
-        item.inbound.record = record
-        for sink in self._sinks:
-            sink.record(record)
-        route = item.route if record.attempt else None
-        for trace in self._traces:
-            trace(route, record)
-        if item.trace is not None:
-            item.trace.keep(record)
