@@ -9,13 +9,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
-from itertools import islice
 from random import Random
 
-from gateway.booking import Booking
 from gateway.config import RoutingConfig
+from gateway.deciding import Decider
 from gateway.decision import (
     AttemptEnd,
     Booked,
@@ -26,22 +25,21 @@ from gateway.decision import (
     WorkerStatus,
 )
 from gateway.fleet import Fleet
-from gateway.held import Held
 from gateway.index.base import Applied, PrefixIndex
 from gateway.indexview import IndexReader, IndexStats, WhoHolds
 from gateway.knowledge import Knowledge
 from gateway.learned import Fact
-from gateway.lease import Attempt, Lease, rejection_record
+from gateway.lease import Lease, rejection_record
 from gateway.member import Member
 from gateway.outcomes import Outcomes
 from gateway.parity import Parity, Verdict
-from gateway.records import RequestRecord, Shadow
-from gateway.routing.base import Candidate, Policy, Query, Trust, WorkerState
+from gateway.records import RequestRecord
+from gateway.routing.base import Policy, Query, Trust
 from gateway.routing.cost import CostModel
 from gateway.routing.rates import RateBook
 from gateway.status import describe
 from gateway.trust import TrustChange
-from shared.errors import ApiError, ModelNotFound, NoCapacity
+from shared.errors import ApiError
 from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
 from shared.types import Tier, WorkerId
@@ -61,10 +59,7 @@ __all__ = [
 OPERATOR = "operator"
 RULE = "rule"
 """What drains a worker that must not serve here (:meth:`Router.accept`)."""
-_RETRY_AFTER_S = 1.0
 _TIDY_BUDGET = 4096
-_HOLDERS = 4
-"""Holders of one prompt that are asked who brought it there."""
 
 
 class Router:
@@ -81,7 +76,6 @@ class Router:
         on_trust: Callable[[TrustChange], None] = lambda change: None,
     ) -> None:
         self._index = index
-        self._timer = timer
         self._policies = policies
         self._config = config
         self._rng = rng
@@ -90,6 +84,7 @@ class Router:
         self._rates = RateBook(config.prefill_s_per_token, self._cost)
         self._fleet = Fleet(self._rates, config.host_s_per_token)
         self._knowledge = Knowledge(index, config.ghost_blocks, on_trust)
+        self._decider = Decider(self._fleet, self._knowledge, self._cost, timer)
         self._reader = IndexReader(index, self._knowledge, config.index_max_blocks)
         self._outcomes = Outcomes(self._fleet, self._rates, self._knowledge)
         self._unfit: Callable[[WorkerInfo], str] = lambda info: ""
@@ -295,7 +290,7 @@ class Router:
         """Rank the workers for a request. ``exclude``: already tried. Unknown policy: KeyError."""
         chosen = self._policies[policy or self._config.policy]
         self._turn += 1
-        return self._decide(query, now, chosen, self._rng, exclude)
+        return self._decider.decide(query, now, chosen, self._rng, exclude, self._turn)
 
     def explain(
         self,
@@ -307,7 +302,8 @@ class Router:
     ) -> Route | Reject:
         """As :meth:`decide`, without moving the state of a policy or the RNG."""
         chosen = deepcopy(self._policies[policy or self._config.policy])
-        return self._decide(query, now, chosen, deepcopy(self._rng), exclude)
+        rng = deepcopy(self._rng)
+        return self._decider.decide(query, now, chosen, rng, exclude, self._turn)
 
     def begin(self, route: Route, now: float, *, attempt: int) -> Lease:
         """Book the chosen worker (``route.order[0]``). ``attempt`` counts from 1.
@@ -317,7 +313,7 @@ class Router:
         member = self._fleet.get(route.worker)
         if member is None:
             raise LookupError(f"worker {route.worker} has left")
-        return self._outcomes.begin(self._book(route, member, now, attempt))
+        return self._outcomes.begin(self._decider.book(route, member, now, attempt))
 
     def reject_record(
         self,
@@ -332,113 +328,6 @@ class Router:
 
     # ---------------------------------------------------------------- inside
 
-    def _decide(
-        self,
-        query: Query,
-        now: float,
-        policy: Policy,
-        rng: Random,
-        exclude: Collection[WorkerId],
-    ) -> Route | Reject:
-        serving = self._fleet.serving(query.model)
-        ready = WorkerState.READY
-        pool = [member for member in serving if member.state(now) is ready]
-        members = [member for member in pool if member.id not in exclude] if exclude else pool
-        if not members:
-            # Where only those are left that rest after failures, trying one beats refusing.
-            pool += [m for m in serving if m.state(now) is WorkerState.EJECTED]
-            members = [member for member in pool if member.id not in exclude]
-        if not members:
-            # A model that nobody named yet may come with the first worker.
-            known = bool(serving) or not self._fleet.models()
-            return self._reject(query, bool(pool), known)
-        begun = self._timer()
-        held = self._knowledge.look_up(query, serving, exclude, now)
-        lookup_s = self._timer() - begun
-        candidates = self._candidates(query, members, held, now)
-        order = policy.rank(query, candidates, rng)
-        best = order[0].candidate
-        ttft_s = self._cost.expected_ttft_s(query, best)
-        turn = candidates[self._turn % len(candidates)]
-        turn_s = ttft_s if turn is best else self._cost.expected_ttft_s(query, turn)
-        return Route(
-            query=query,
-            policy=policy.name,
-            order=tuple(order),
-            overlap=held.overlap(serving, pool),
-            decided=now,
-            predicted_ttft_s=ttft_s,
-            # for the report's counterfactual
-            round_robin=Shadow(matched_tokens=turn.matched_tokens, ttft_s=turn_s),
-            lookup_s=lookup_s,
-        )
-
-    def _candidates(
-        self, query: Query, members: Sequence[Member], held: Held, now: float
-    ) -> list[Candidate]:
-        output = self._expected_output(query, members[0].pool)
-        shared = held.popularity if held.popularity.runs else None
-        usable, promised, host = held.usable, held.promised, held.host
-        need, made = held.prompt_tokens, []
-        for view in self._fleet.views(members, held.trust, now):
-            worker = view.id
-            matched, loaded = usable[worker], host.get(worker, 0)
-            fresh = need - matched + loaded
-            candidate = Candidate(
-                worker=view,
-                matched_tokens=matched,
-                promised_tokens=promised.get(worker, 0),
-                shared_tokens=shared.shared_tokens(matched) if shared else 0.0,
-                branches=shared.branches(matched) if shared else 1.0,
-                new_kv_tokens=fresh + output if fresh > 0 else output,
-                host_tokens=loaded,
-            )
-            made.append(candidate)
-        return made
-
-    @staticmethod
-    def _reject(query: Query, tried: bool, known: bool) -> Reject:
-        if tried:
-            error: ApiError = NoCapacity("All workers were tried.", retry_after_s=_RETRY_AFTER_S)
-            return Reject(error, "all_tried")
-        if known:
-            message = f"No worker for '{query.model}' is ready."
-            return Reject(NoCapacity(message, retry_after_s=_RETRY_AFTER_S), "no_worker")
-        message = f"The model '{query.model[:128]}' does not exist or is not served here."
-        return Reject(ModelNotFound(message, param="model"), "model_not_found")
-
-    def _book(self, route: Route, member: Member, now: float, attempt: int) -> Attempt:
-        query, candidate = route.query, route.order[0].candidate
-        own = self._cost.own_s(query, candidate)
-        output = self._expected_output(query, member.pool)
-        decode_s = output * member.token_s()
-        booking = Booking(
-            prefill_s=own,
-            kv_tokens=query.prompt_tokens + output,
-            begun=now,
-            wait_s=candidate.worker.booked_prefill_s,
-            expected_s=route.predicted_ttft_s + decode_s,
-            bound=_bound(route) if candidate.matched_tokens else 0.0,
-            probe=member.breaker.until is not None and member.breaker.begin(now),
-        )
-        self._fleet.book(member, booking)
-        expectation = self._knowledge.expect(query, candidate, member, route.decided)
-        if attempt == 1:
-            self._knowledge.asked(query, route.overlap, _holders(route))
-        promise = self._knowledge.promise(query, candidate, now)
-        return Attempt(
-            route=route,
-            number=attempt,
-            member=member,
-            booking=booking,
-            promise=promise,
-            expectation=expectation,
-        )
-
-    def _expected_output(self, query: Query, pool: str) -> int:
-        usual = int(self._fleet.outputs.usual(pool, query.tenant))
-        return min(query.max_tokens, usual) if query.max_tokens else usual
-
     def _describe(self, member: Member, now: float) -> WorkerStatus:
         return describe(
             member,
@@ -450,20 +339,3 @@ class Router:
             prediction_error=self._knowledge.trust.error_share(member.id),
             learned_tokens=self._knowledge.capacity_tokens(member),
         )
-
-
-def _holders(route: Route) -> list[WorkerId]:
-    """Workers that hold most of the prompt, a few at most."""
-    most = route.overlap.available_tokens
-    if not most:
-        return []
-    holding = (item.candidate for item in route.order if item.candidate.matched_tokens == most)
-    return [candidate.worker.id for candidate in islice(holding, _HOLDERS)]
-
-
-def _bound(route: Route) -> float:
-    """Share of the prompt that the chosen worker, which holds some of it, holds alone, 0..1."""
-    matched = route.order[0].candidate.matched_tokens
-    others = [item.candidate.matched_tokens for item in route.order[1:]]
-    elsewhere = max(others) if others else 0
-    return max(0, matched - elsewhere) / (route.query.prompt_tokens or matched)

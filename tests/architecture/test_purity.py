@@ -20,6 +20,7 @@ PURE = """
     gateway/discovery/slices.py
     gateway/dashboard/live.py
     gateway/dashboard/recent.py
+    gateway/deciding.py
     gateway/decision.py
     gateway/doctor/checks.py
     gateway/doctor/workerdoctor.py

@@ -8,9 +8,9 @@ import pytest
 from policykit import query, view
 from routerkit import Rig, failed, ok
 
+from gateway.deciding import _bound
 from gateway.decision import Overlap, Route
 from gateway.records import Outcome
-from gateway.router import _bound
 from gateway.routing.base import Candidate, Scored, WorkerState
 from shared.errors import ModelNotFound, NoCapacity
 from shared.types import WorkerId
