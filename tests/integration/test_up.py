@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from ports import pick_row
 from stopwatch import Stopwatch
-from uprig import HEADWATER, Up, free_run, ready_workers, until
+from uprig import HEADWATER, Up, ready_workers, until
 
 from gateway.cluster.plan import ClusterOptions
 from gateway.cluster.status import until_whole
@@ -62,7 +63,7 @@ def test_a_burst_right_behind_the_ready_line_uses_all_workers(
 
 def test_the_ready_line_waits_only_so_long_for_workers_that_do_not_come() -> None:
     options = ClusterOptions(
-        workers=2, gateways=2, port=free_run(40), model="", policy=None, fake=True, threads=1
+        workers=2, gateways=2, port=pick_row(40), model="", policy=None, fake=True, threads=1
     )
     watch = Stopwatch()
     asyncio.run(until_whole(options, Supervisor(print), 0.5))
