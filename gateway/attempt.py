@@ -87,9 +87,16 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
 
 
 def _told(body: bytes, route: str) -> tuple[Usage | None, str]:
-    """What a whole response or message took, and the id to go on from a response."""
+    """What a whole response or message took, and the id to go on from a response.
+
+    Raises ``AttemptFailed`` where there is nothing but an error: a response may have failed, but it
+    has an id then.
+    """
     decoded = refusals.decode_json(body)
     fields = decoded if isinstance(decoded, dict) else {}
+    error = refusals.error_in(decoded)
+    if error is not None and fields.get("id") is None:
+        raise refusals.from_error_object(error)
     given = dialogue.response_id(fields) if route == dialogue.RESPONSES else ""
     return dialogue.read_usage(fields.get("usage")), given
 

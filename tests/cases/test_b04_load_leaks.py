@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from caserig import COMPLETIONS, Clogged, body_for, inflight, settles, shares_of
+from dialoguekit import ROUTES, request
 from rig import (
     CHAT,
     CUT,
@@ -54,8 +55,12 @@ async def storm(served, dial, n: int = 300, at_once: int = 50, seed: int = 4) ->
 
     async def one() -> None:
         client = await dial(served.url)
-        path = rng.choice([CHAT, CHAT, COMPLETIONS, "/v1/embeddings"])
-        body = body_for(path, f"{rng.random()}", stream=rng.random() < 0.7)
+        path = rng.choice([CHAT, CHAT, COMPLETIONS, "/v1/embeddings", *ROUTES])
+        stream = rng.random() < 0.7
+        if path in ROUTES:
+            body = request(path, [("user", f"{rng.random()}")], stream=stream)
+        else:
+            body = body_for(path, f"{rng.random()}", stream=stream)
         await client.send("POST", path, json.dumps(body).encode())
         await asyncio.sleep(rng.random() * 0.15)
         client.abort() if rng.random() < 0.5 else client.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from caserig import COMPLETIONS, body_for, counts, settles, total
+from dialoguekit import ROUTES, request
 from rig import CHAT, CUT, HANG, ROLE, SSE_HEAD, answer, ask, completion, cut_stream, plain
 
 REFUSALS: dict[str, tuple[int, list[Any]]] = {
@@ -29,13 +30,26 @@ FAILURES: dict[str, list[Any]] = {
 }
 
 
+WAYS = [
+    *[(CHAT, False), (CHAT, True), (COMPLETIONS, False)],
+    *[(route, stream) for route in ROUTES for stream in (False, True)],
+]
+
+
+def asked(path: str, text: str, *, stream: bool = False) -> dict[str, Any]:
+    """A request of any route."""
+    if path in ROUTES:
+        return request(path, [("user", text)], stream=stream)
+    return body_for(path, text, stream=stream)
+
+
 async def states(served: Any) -> dict[str, str]:
     listed = (await ask(served.admin, "/admin/workers")).json["workers"]
     return {each["id"]: each["state"] for each in listed}
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-@pytest.mark.parametrize(("path", "stream"), [(CHAT, False), (CHAT, True), (COMPLETIONS, False)])
+@pytest.mark.parametrize(("path", "stream"), WAYS)
 async def test_refusals_pass_and_break_nothing(
     stub, serve, kind: str, path: str, stream: bool
 ) -> None:
@@ -45,7 +59,7 @@ async def test_refusals_pass_and_break_nothing(
     for worker in workers:
         worker.plays(script)
     replies = await asyncio.gather(
-        *(ask(served.url, path, body_for(path, f"{n} {n * 77}", stream=stream)) for n in range(50))
+        *(ask(served.url, path, asked(path, f"{n} {n * 77}", stream=stream)) for n in range(50))
     )
     assert {reply.status for reply in replies} == {status}
     assert all(reply.json["error"]["message"] for reply in replies)
@@ -53,7 +67,7 @@ async def test_refusals_pass_and_break_nothing(
     assert set((await states(served)).values()) == {"ready"}
     for worker in workers:
         worker.plays(completion())
-    good = await ask(served.url, path, body_for(path, "good"))
+    good = await ask(served.url, path, asked(path, "good"))
     assert good.status == 200
     assert good.header("x-headwater-attempts") == "1"
     assert await total(served.admin, "headwater_retries_total") == 0

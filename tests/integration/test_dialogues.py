@@ -223,6 +223,28 @@ async def test_tenants_salts_and_models_share_no_keys(
         assert found[1] > 0, (key, other)
 
 
+@pytest.mark.parametrize("code", [500, None])
+@either_route
+async def test_an_error_with_status_200_is_one(stub, serve, route: str, code: int | None) -> None:
+    """And is asked elsewhere; a response that failed is an answer with an id."""
+    bad, good = await stub(), await stub()
+    served = await serve(bad, good)
+    error = {"message": "boom", "type": "server_error", "code": code}
+    Speaker(good)
+    bad.plays(answer({"type": "error", "error": error}))
+    rng = random.Random(2)
+    for _ in range(20):  # what nobody holds goes to either
+        body = request(route, [("user", words(rng, 30))])
+        assert place(await say(served.url, route, body)) == good.id
+    assert bad.seen
+    told = {"id": "x", "object": "response", "status": "failed", "error": error}
+    for each in (bad, good):
+        each.respond = None
+        each.plays(answer(told))
+    for _ in range(2):
+        assert (await say(served.url, route, base(route))).json == told
+
+
 @either_route
 async def test_without_isolation_tenants_share(stub, serve, route: str) -> None:
     served = await serve(Speaker(await stub()).stub, **KEYS, **{"tenancy.isolation": "off"})
