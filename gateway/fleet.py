@@ -11,7 +11,7 @@ from gateway.member import Member
 from gateway.routing.base import Trust, WorkerState, WorkerView
 from gateway.routing.outputs import Outputs
 from gateway.routing.places import ServiceTimes
-from gateway.routing.pressure import Pressure
+from gateway.routing.pressure import Flows, Pressure
 from gateway.routing.rates import RateBook
 from gateway.views import SETTLED_S, PoolFacts, look
 from shared.load import WorkerInfo
@@ -237,6 +237,14 @@ class Fleet:
         self._peers.pop(gateway, None)
         if booked:
             self._peers[gateway] = (at, dict(booked))
+
+    def flows(self, now: float) -> Flows:
+        """Prefill that this gateway sends to workers and pools, per second."""
+        return self._pressure.flows(now)
+
+    def hear_flows(self, gateway: str, flows: Flows | None) -> None:
+        """What another gateway sends there; None: it is gone."""
+        self._pressure.hear(gateway, flows)
 
     def _peer_work(self, worker: WorkerId, now: float) -> Booked:
         prefill_s, tokens, count = 0.0, 0, 0

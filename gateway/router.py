@@ -36,6 +36,7 @@ from gateway.parity import Parity, Verdict
 from gateway.records import RequestRecord
 from gateway.routing.base import Policy, Query, Trust
 from gateway.routing.cost import CostModel
+from gateway.routing.pressure import Flows
 from gateway.routing.rates import RateBook
 from gateway.status import describe
 from gateway.trust import TrustChange
@@ -204,7 +205,15 @@ class Router:
         clears it."""
         self._fleet.apply_peer(gateway, booked, told)
 
+    def apply_peer_flows(self, gateway: str, flows: Flows | None) -> None:
+        """What another gateway sends to workers, per second; None: it is gone."""
+        self._fleet.hear_flows(gateway, flows)
+
     # ---------------------------------------------------------------- what can be asked
+
+    def flows(self, now: float) -> Flows:
+        """What this gateway sends to workers, per second. Pure."""
+        return self._fleet.flows(now)
 
     def bookings(self, now: float) -> Mapping[WorkerId, Booked]:
         """Own booked work by worker, without the idle ones. Pure."""

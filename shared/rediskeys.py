@@ -96,6 +96,10 @@ class RedisKeys:
         """STRING: the work one gateway has booked, by worker."""
         return f"hw:{{{self.deployment}.g}}:load:{gateway}"
 
+    def offered(self, gateway: str) -> str:
+        """STRING: the prefill that one gateway sends to workers of late, per second."""
+        return f"hw:{{{self.deployment}.g}}:offered:{gateway}"
+
     def ledger(self) -> str:
         """STREAM of ledger lines of all gateways, where it is asked for."""
         return f"hw:{{{self.deployment}.g}}:ledger"

@@ -123,6 +123,7 @@ def trial_commands(keys: RedisKeys, name: str) -> list[Command]:
         ("ROLE",),
         ("SET", text, b"1", "PX", short),
         ("MGET", text),
+        ("PTTL", text),
         ("HGETALL", table),
         ("HMGET", table, "a"),
         ("SADD", group, "a"),

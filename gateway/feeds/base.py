@@ -10,6 +10,7 @@ from gateway.index.base import Applied
 from gateway.learned import Fact
 from gateway.parity import Parity
 from gateway.routing.base import Trust
+from gateway.routing.pressure import Flows
 from shared.events import EventBatch
 from shared.load import WorkerInfo, WorkerLoad
 from shared.types import WorkerId
@@ -70,6 +71,14 @@ class SharesBookings(Protocol):
     ) -> None:
         """What another gateway had booked when it ``told`` so; replaces what it told before, empty
         clears it."""
+        ...
+
+    def flows(self, now: float) -> Flows:
+        """What this gateway sends to workers, per second. Pure."""
+        ...
+
+    def apply_peer_flows(self, gateway: str, flows: Flows | None) -> None:
+        """What another gateway sends there; None: it is gone."""
         ...
 
 

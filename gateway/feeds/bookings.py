@@ -18,6 +18,7 @@ from gateway.decision import Booked
 from gateway.feeds.base import SharesBookings
 from gateway.feeds.redisfeed import Backoff
 from gateway.index.stats import FeedStats
+from gateway.routing.pressure import Flows
 from shared.rediskeys import BOOKING_TTL_MS, LOG_TTL_MS, Command, RedisKeys, Reply
 from shared.redislink import RedisLink, RedisLost
 from shared.types import WorkerId
@@ -29,6 +30,8 @@ PEERS_LIMIT = 256
 """Peers read at most; more than that are never seen in one deployment."""
 
 _ENCODER = msgspec.msgpack.Encoder()
+_FLOWS = msgspec.msgpack.Encoder()
+_FLOWS_DECODER = msgspec.msgpack.Decoder(Flows)
 _DECODER = msgspec.msgpack.Decoder(dict[str, tuple[float, int, int]])
 
 
@@ -114,8 +117,10 @@ class BookingExchange:
     async def exchange(self) -> None:
         """Write ours, read theirs: two round trips."""
         members = self._keys.gateways()
+        flows = _FLOWS.encode(self._router.flows(self._clock()))
         publish: list[Command] = [
             self._ours(),
+            ("SET", self._keys.offered(self._id), flows, "PX", BOOKING_TTL_MS),
             ("SADD", members, self._id),
             ("PEXPIRE", members, LOG_TTL_MS),
             ("SMEMBERS", members),
@@ -123,7 +128,10 @@ class BookingExchange:
         *written, listed = await self._link.call(publish)
         self._require(written)
         if peers := self._peers(listed):
-            await self._take(peers, await self._link.call(self._asking(peers)))
+            offered: Command = ("MGET", *(self._keys.offered(peer) for peer in peers))
+            flows, *read = await self._link.call([offered, *self._asking(peers)])
+            self._hear(peers, flows)
+            await self._take(peers, read)
         self.expire()
 
     @staticmethod
@@ -145,6 +153,7 @@ class BookingExchange:
     async def _take(self, peers: Sequence[str], read: Sequence[Reply]) -> None:
         """What was read of the others."""
         values, *left = read
+        self._require(read)
         if not isinstance(values, list):
             return
         now = self._clock()
@@ -169,6 +178,16 @@ class BookingExchange:
             # One that only was slow adds itself again with its next value.
             await self._link.call([("SREM", self._keys.gateways(), *silent)])
 
+    def _hear(self, peers: Sequence[str], values: Reply) -> None:
+        """What the others send to workers; earlier versions do not tell."""
+        self._require([values])
+        for peer, value in zip(peers, values if isinstance(values, list) else (), strict=False):
+            if value is not None:
+                try:
+                    self._router.apply_peer_flows(peer, _FLOWS_DECODER.decode(value))
+                except (msgspec.DecodeError, RecursionError):
+                    self._stats.decode_errors += 1
+
     def expire(self) -> None:
         """Forget the work of those that were not heard for as long as their value lives."""
         now = self._clock()
@@ -181,3 +200,4 @@ class BookingExchange:
         self._busy.discard(peer)
         if self._heard.pop(peer, None) is not None:
             self._router.apply_peer_bookings(peer, {}, now)
+            self._router.apply_peer_flows(peer, None)

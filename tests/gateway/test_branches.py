@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.ghosts import GhostMemory
 from gateway.routing.branches import NOBODY, Branches
-from gateway.routing.pressure import NOTHING, Pressure
+from gateway.routing.pressure import NOTHING, Flow, Flows, Pressure
 from shared.blocks import GRANULE
 from shared.types import BlockKey, WorkerId
 
@@ -104,6 +104,43 @@ def test_what_a_worker_was_offered_is_its_own() -> None:
     pressure.forget(busy)
     assert pressure.offered(busy, 600.0) == NOTHING
     assert pressure.share("m", 4, 600.0) > 0.1, "the pool's load stays"
+
+
+@pytest.mark.parametrize("gateways", [2, 4, 7])
+def test_several_gateways_see_the_load_that_one_would_see(gateways: int) -> None:
+    alone, parts = Pressure(), [Pressure() for _ in range(gateways)]
+    rng, workers = Random(5), [WorkerId("a"), WorkerId("b")]
+    for step in range(6000):
+        worker, seconds, bound = rng.choice(workers), rng.uniform(0.0, 0.12), rng.random()
+        for pressure in (alone, rng.choice(parts)):
+            pressure.book("m", worker, seconds, step * 0.1, bound=bound)
+    for part in parts:
+        for number, other in enumerate(parts):
+            if other is not part:
+                part.hear(f"g{number}", Flows())
+                part.hear(f"g{number}", other.flows(600.0))
+        assert part.share("m", 2, 600.0) == pytest.approx(alone.share("m", 2, 600.0))
+        for worker in workers:
+            seen, truth = part.offered(worker, 600.0), alone.offered(worker, 600.0)
+            assert seen.bound_per_s == pytest.approx(truth.bound_per_s)
+            assert seen.bound_busy == pytest.approx(truth.bound_busy)
+            assert seen.mean_wait_s == pytest.approx(truth.mean_wait_s)
+    own = Pressure()
+    own.hear("g", alone.flows(600.0))
+    assert own.offered(workers[0], 0.0).bound_busy > 0.1, "known before it sends anything itself"
+    assert own.share("m", 2, 0.0) > 0.1
+    own.hear("g", None)
+    assert own.offered(workers[0], 0.0) == NOTHING
+    assert own.share("m", 2, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_what_cannot_be_is_not_believed_of_another_gateway(rate: float) -> None:
+    pressure, worker = Pressure(), WorkerId("w")
+    pressure.hear("g", Flows({"w": Flow(rate, rate, rate, rate)}, {"m": rate}))
+    seen = pressure.offered(worker, 0.0)
+    assert (seen.bound_per_s, seen.bound_busy, seen.mean_wait_s) == (0.0, 0.0, 0.0)
+    assert pressure.share("m", 1, 0.0) == 0.0
 
 
 def test_who_could_go_elsewhere_waits_behind_others_half_as_likely() -> None:

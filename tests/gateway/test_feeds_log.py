@@ -19,6 +19,7 @@ from gateway.index.base import Applied
 from gateway.index.redis import LOOKBACK_MS
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
+from gateway.routing.pressure import Flow, Flows
 from shared.blocks import pack_keys
 from shared.events import EventBatch, encode_batch, stored
 from shared.load import WorkerInfo
@@ -237,12 +238,19 @@ class Shares:
     def __init__(self) -> None:
         self.peers: dict = {}
         self.told: dict = {}
+        self.heard: dict = {}
 
     def bookings(self, now):
         return {"w": Booked(1.0, 10, 1)}
 
     def apply_peer_bookings(self, gateway, booked, told) -> None:
         self.peers[gateway], self.told[gateway] = booked, told
+
+    def flows(self, now):
+        return Flows({"w": Flow(1.0, 0.25, 0.5, 0.125)}, {"m": 0.5})
+
+    def apply_peer_flows(self, gateway, flows) -> None:
+        self.heard[gateway] = flows
 
 
 async def test_bookings_are_exchanged_and_forgotten(rig: Rig) -> None:
@@ -299,8 +307,10 @@ async def test_while_anybody_has_work_it_is_told_at_once(
         patched.setattr(FakeRedis, "call", FakeRedis.at_once)
         with pytest.raises(RuntimeError, match="has ended"):
             await exchange.run()
-    assert sum(command[0] == "SET" for command in rig.redis.asked) == asks
-    assert sum(command[0] == "MGET" for command in rig.redis.asked) == asks
+    sent = [command[:2] for command in rig.redis.asked]
+    assert sent.count(("SET", KEYS.bookings("me"))) == asks
+    assert sent.count(("MGET", KEYS.bookings("you"))) == asks
+    assert sent.count(("SET", KEYS.offered("me"))) == 4, "which changes slowly"
 
 
 async def test_that_work_has_ended_is_told_as_well(rig: Rig, monkeypatch) -> None:
@@ -321,9 +331,39 @@ async def test_that_work_has_ended_is_told_as_well(rig: Rig, monkeypatch) -> Non
         patched.setattr(FakeRedis, "call", FakeRedis.at_once)
         with pytest.raises(RuntimeError, match="has ended"):
             await exchange.run()
-    told = [command[2] for command in rig.redis.asked if command[0] == "SET"]
+    ours = ("SET", KEYS.bookings("me"))
+    told = [command[2] for command in rig.redis.asked if command[:2] == ours]
     assert told[-1] == encode_bookings({})
     assert len(told) == 4  # the last one only once
+
+
+async def test_what_gateways_send_per_second_is_told_and_forgotten_with_them(rig: Rig) -> None:
+    shares = Shares()
+    exchange = BookingExchange(rig.redis, KEYS, shares, "me", rig.stats, lambda: rig.now, Random(1))
+    await exchange.exchange()
+    [value] = [command[2] for command in rig.redis.asked if command[1:2] == (KEYS.offered("me"),)]
+    rig.redis.values["SMEMBERS"] = [b"you", b"old", b"odd"]
+    for peer in ("you", "old", "odd"):
+        rig.redis.values[KEYS.bookings(peer)] = encode_bookings({})
+    rig.redis.values[KEYS.offered("you")] = value
+    rig.redis.values[KEYS.offered("odd")] = b"\xc1"
+    await exchange.exchange()
+    assert shares.heard == {"you": shares.flows(0.0)}, "an earlier version tells nothing"
+    assert rig.stats.decode_errors == 1
+    rig.now += 2.1
+    exchange.expire()
+    assert shares.heard == {"you": None, "old": None, "odd": None}
+
+
+async def test_a_right_that_is_missing_is_an_outage_in_words(rig: Rig) -> None:
+    exchange = BookingExchange(
+        rig.redis, KEYS, Shares(), "me", rig.stats, lambda: rig.now, Random(1)
+    )
+    rig.redis.values["SMEMBERS"] = [b"you"]
+    rig.redis.values[KEYS.bookings("you")] = encode_bookings({})
+    rig.redis.lives[KEYS.bookings("you")] = ResponseError("NOPERM pttl")
+    with pytest.raises(RedisLost, match="NOPERM pttl"):
+        await exchange.exchange()
 
 
 async def test_peers_are_forgotten_during_an_outage(rig: Rig) -> None:

@@ -19,6 +19,7 @@ from stopwatch import Limit, Stopwatch
 from gateway.config import GatewayConfig, WorkersConfig
 from gateway.feeds import Feeds
 from gateway.index.table import PrefixTable
+from gateway.routing.pressure import Flows
 from shared import rediskeys
 from shared.blocks import pack_keys
 from shared.events import EventBatch, Snapshot, encode_batch, removed, stored
@@ -52,6 +53,7 @@ class NotingRouter:
         self.draining: set = set()
         self.peers: dict = {}
         self.told: dict = {}
+        self.flows_of: dict = {}
         self.own: dict = {}
 
     def join(self, info, now) -> None:
@@ -93,6 +95,12 @@ class NotingRouter:
     def apply_peer_bookings(self, gateway, booked, told) -> None:
         self.peers[gateway] = booked
         self.told[gateway] = told
+
+    def flows(self, now):
+        return Flows()
+
+    def apply_peer_flows(self, gateway, flows) -> None:
+        self.flows_of[gateway] = flows
 
     def learned(self, limit):
         return ()

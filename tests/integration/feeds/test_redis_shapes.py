@@ -14,7 +14,7 @@ from shared.slots import slot_of
 pytestmark = pytest.mark.redis
 
 GATEWAY_COMMANDS = (
-    "+client|setname +role +time +cluster|slots +smembers +hgetall +hmget +mget +xread "
+    "+client|setname +role +time +cluster|slots +smembers +hgetall +hmget +mget +pttl +xread "
     "+xinfo|stream +set +sadd +srem +pexpire +xadd"
 )
 WORKER_COMMANDS = (
