@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from caserig import COMPLETIONS, body_for, counts, inflight
+from dialoguekit import request
 from rig import CHAT, HANG, ROLE, SSE_HEAD, ask, chat, chunk, completion, eventually
 
 
@@ -20,6 +21,10 @@ def bodies(kind: str, n: int) -> tuple[str, list[dict[str, Any]]]:
     texts = [f"{rng.getrandbits(64):x} " * rng.randint(18, 24) for _ in range(n)]
     if kind == "embeddings":
         return "/v1/embeddings", [{"model": "m", "input": text} for text in texts]
+    if kind.split()[0] in ("responses", "messages"):
+        path = f"/v1/{kind.split()[0]}"
+        streamed = "stream" in kind
+        return path, [request(path, [("user", text)], stream=streamed) for text in texts]
     if kind == "token ids":
         ids = [[rng.randrange(1000) for _ in range(60)] for _ in range(n)]
         return COMPLETIONS, [{"model": "m", "prompt": each, "stream": True} for each in ids]
@@ -37,6 +42,10 @@ KINDS = (
     "completion",
     "token ids",
     "embeddings",
+    "responses",
+    "responses stream",
+    "messages",
+    "messages stream",
     "equal prompts",
 )
 
