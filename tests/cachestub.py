@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from dialoguekit import ROUTES, Counts, rendered, request, told, usage_of
 from rig import (
     CHAT,
     END,
@@ -41,8 +42,10 @@ def words(tokens: int, seed: int) -> str:
     return "".join(rng.choice(letters) for _ in range(tokens * BYTES_PER_TOKEN))
 
 
-def prompt_of(body: Any) -> str:
-    """The text that both sides hash."""
+def prompt_of(path: str, body: Any) -> str:
+    """The text that an engine has in its cache, in the form that it begins with."""
+    if path in ROUTES:
+        return rendered(body).decode()
     if "messages" in body:
         return "".join(f"{m['role']}\n{m['content']}\n" for m in body["messages"])
     return str(body["prompt"])
@@ -75,13 +78,16 @@ class Engine:
     def respond(self, seen: Seen) -> Script:
         """The answer after its place in the queue has come."""
         body, now = seen.json, time.monotonic()
-        text = prompt_of(body)
+        text = prompt_of(seen.target, body)
         begin = max(now, heapq.heappop(self._free))
         heapq.heappush(self._free, begin + self.service_s)
         counts = (len(text) // BYTES_PER_TOKEN, 3, self.cached(text))
         self.warm(text)
         self.served.append(text)
         wait = begin + self.service_s - now
+        if seen.target in ROUTES:
+            spoken = usage_of(seen.target, Counts(counts[0], counts[2]))
+            return [wait, *told(seen.target, bool(body.get("stream")), "id", spoken)]
         if body.get("stream"):
             events = ROLE + delta("ok") + STOP_EVENT + usage_event(*counts) + DONE_EVENT
             return [wait, SSE_HEAD, chunk(events), END]
@@ -96,11 +102,18 @@ def _chain(text: str) -> list[int]:
     return chain
 
 
-async def post(url: str, text: str, path: str = CHAT, **more: Any) -> str:
-    """One answered request; returns the worker that answered."""
+def asked(path: str, text: str, **more: Any) -> Any:
+    """A request of any route for an answer to this text."""
     from caserig import body_for
 
-    reply = await ask(url, path, body_for(path, text, **more))
+    return (
+        (request(path, [("user", text)]) | more) if path in ROUTES else body_for(path, text, **more)
+    )
+
+
+async def post(url: str, text: str, path: str = CHAT, **more: Any) -> str:
+    """One answered request; returns the worker that answered."""
+    reply = await ask(url, path, asked(path, text, **more))
     assert reply.status == 200, reply.body
     assert reply.complete
     return str(reply.header("x-headwater-worker"))

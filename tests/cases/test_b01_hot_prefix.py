@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from math import inf
 
 import pytest
-from cachestub import Engine, post, shares, words
+from cachestub import Engine, asked, post, prompt_of, shares, words
 from caserig import COMPLETIONS
+from dialoguekit import ROUTES
 from integration.conftest import Served
 from rig import CHAT, Stub
 from stopwatch import Stopwatch
@@ -45,8 +46,12 @@ async def four(stub: Callable[..., Awaitable[Stub]]) -> list[Engine]:
         (CHAT, False, 2000, 0, BURST),
         (CHAT, True, 2000, 0, BURST),
         (CHAT, False, 2000, 20, 19),
+        *[(route, stream, 2000, 20, BURST) for route in ROUTES for stream in (False, True)],
     ],
-    ids=["chat", "stream", "completions", "short", "long", "same", "stream-same", "small"],
+    ids=[
+        *["chat", "stream", "completions", "short", "long", "same", "stream-same", "small"],
+        *["responses", "responses-stream", "messages", "messages-stream"],
+    ],
 )
 async def test_a_burst_on_one_prefix_uses_all_workers(
     stub, serve, path: str, stream: bool, prefix: int, tail: int, size: int
@@ -70,7 +75,7 @@ async def test_a_burst_on_one_prefix_uses_all_workers(
                 assert before == warm
                 assert min(counts) >= 1, counts
                 assert max(counts) <= 2.5 * size / 4, counts
-                sent = "user\n" + hot if path == CHAT else hot
+                sent = prompt_of(path, asked(path, hot))
                 holders = {e.stub.id for e in engines if e.cached(sent)}
                 for _ in range(5):
                     assert await post(served.url, texts[0], path) in holders

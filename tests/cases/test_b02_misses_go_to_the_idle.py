@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from cachestub import Engine, post, shares, words
-from caserig import COMPLETIONS, body_for, counts
+from cachestub import Engine, asked, post, shares, words
+from caserig import COMPLETIONS, counts
+from dialoguekit import ROUTES, opening
 from rig import CHAT, HANG, ROLE, SSE_HEAD, chunk, eventually
 
 STUCK: dict[str, list[Any]] = {
@@ -22,13 +23,13 @@ async def hang(dial: Any, served: Any, n: int, model: str, path: str, stream: bo
     """So many requests with unique prompts that only S1 can take, and that never end."""
     for number in range(n):
         client = await dial(served.url)
-        body = {**body_for(path, words(200, 9000 + number), stream=stream), "model": model}
+        body = {**asked(path, words(200, 9000 + number), stream=stream), "model": model}
         await client.send("POST", path, json.dumps(body).encode())
     await eventually(lambda: counts(served.stubs)[0] == n)
 
 
 @pytest.mark.parametrize("how", STUCK)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, *ROUTES])
 async def test_misses_leave_a_stuck_worker_alone(stub, serve, dial, how: str, path: str) -> None:
     """S1 hangs with 20 requests and an empty index; S2 is idle and known to hold much."""
     stuck, idle = await stub(("m", "only")), await stub(("m",))
@@ -41,11 +42,14 @@ async def test_misses_leave_a_stuck_worker_alone(stub, serve, dial, how: str, pa
         assert await post(served.url, big + words(100, n), path) == idle.id
     stuck.healthy = True
     await eventually(lambda: _state(served, stuck) == "ready")
-    stuck.plays(STUCK[how])
+    script = STUCK[how]
+    if how == "role" and path in ROUTES:
+        script = [SSE_HEAD, *map(chunk, opening(path, "id")), HANG]
+    stuck.plays(script)
     await hang(dial, served, 20, "only", path, stream=True)
     for n in range(50):
         client = await dial(served.url)
-        body = body_for(path, words(300, 500 + n))
+        body = asked(path, words(300, 500 + n))
         await client.send("POST", path, json.dumps(body).encode())
         await eventually(lambda n=n: sum(counts(served.stubs)) == 24 + n + 1)
     assert counts(served.stubs)[1] - 4 >= 45, counts(served.stubs)

@@ -21,8 +21,8 @@ def bodies(kind: str, n: int) -> tuple[str, list[dict[str, Any]]]:
     texts = [f"{rng.getrandbits(64):x} " * rng.randint(18, 24) for _ in range(n)]
     if kind == "embeddings":
         return "/v1/embeddings", [{"model": "m", "input": text} for text in texts]
-    if kind.split()[0] in ("responses", "messages"):
-        path = f"/v1/{kind.split()[0]}"
+    if kind.split(maxsplit=1)[0] in ("responses", "messages"):
+        path = f"/v1/{kind.split(maxsplit=1)[0]}"
         streamed = "stream" in kind
         return path, [request(path, [("user", text)], stream=streamed) for text in texts]
     if kind == "token ids":

@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from cachestub import Engine, post, words
+from cachestub import Engine, asked, post, words
 from caserig import COMPLETIONS, body_for, counts
+from dialoguekit import ROUTES
 from rig import CHAT, HANG, ROLE, SSE_HEAD, chunk, delta, eventually
 
 
@@ -33,8 +34,9 @@ async def homes(served: Any, stubs: list[Any], path: str, tokens: int) -> dict[s
         (COMPLETIONS, 1000, 30, [HANG]),
         (CHAT, 200, 30, [HANG]),
         (CHAT, 1000, 200, [HANG]),
+        *[(route, 1000, 30, [HANG]) for route in ROUTES],
     ],
-    ids=["prefill", "decode", "completions", "short", "many"],
+    ids=["prefill", "decode", "completions", "short", "many", "responses", "messages"],
 )
 async def test_the_others_keep_their_prefixes(
     stub, serve, dial, path: str, tokens: int, held: int, script: list[Any]
@@ -49,7 +51,7 @@ async def test_the_others_keep_their_prefixes(
     before = counts(stubs)[0]
     for number in range(held):
         client = await dial(served.url)
-        body = {**body_for(path, words(100, 100 + number), stream=True), "model": "only"}
+        body = {**asked(path, words(100, 100 + number), stream=True), "model": "only"}
         await client.send("POST", path, json.dumps(body).encode())
     await eventually(lambda: counts(stubs)[0] == before + held, 10)
     rng = Random(3)
