@@ -10,6 +10,8 @@ that was foreseen is one line on stderr and never a traceback.
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, metadata, version
@@ -95,6 +97,9 @@ def _extras() -> list[str]:
     return metadata("headwater").get_all("Provides-Extra") or []
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def run(points: Sequence[EntryPoint], arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     hide_arguments()
@@ -115,9 +120,21 @@ def run(points: Sequence[EntryPoint], arguments: Sequence[str] | None = None) ->
         return _fail("aborted", 1)
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _leave_stdout()
+        return _fail(error.strerror, 1)
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     return code if isinstance(code, int) else 0
+
+
+def _leave_stdout() -> None:
+    """What is still to be written would fail once more, and be told, when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _fail(error: object, code: int) -> int:
