@@ -18,6 +18,8 @@ from rig import CHAT, Stub
 from stopwatch import Stopwatch
 
 BURST = 64
+SERVICE_S = 0.2
+SLOTS = 4
 ROUNDS = 3
 """Bursts, each on a prefix of its own, until one is as fast as asked."""
 
@@ -32,7 +34,7 @@ async def burst(
 
 
 async def four(stub: Callable[..., Awaitable[Stub]]) -> list[Engine]:
-    return [Engine(await stub()) for _ in range(4)]
+    return [Engine(await stub(), slots=SLOTS, service_s=SERVICE_S) for _ in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,9 @@ async def test_a_burst_on_one_prefix_uses_all_workers(
             warm = await post(served.url, hot, path)
             before = await post(served.url, hot, path)
             counts, took = await burst(served, texts, path, stream)
+            # Several processes that wait for a CPU at once are left out more than once; no burst
+            # is faster than the stubs are.
+            took = max(took, size * SERVICE_S / (SLOTS * len(engines)))
             fastest[policy] = min(fastest[policy], took)
             if policy == "cost":
                 assert before == warm
