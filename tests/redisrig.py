@@ -23,6 +23,7 @@ import redis
 from conftest import RedisServer, end_process, redis_binary
 from depth import DEPTH
 from ports import pick_port, pick_port_with_bus
+from servers import stop_listening
 from stopwatch import Limit
 
 _PIECE = 1 << 16
@@ -90,7 +91,7 @@ class RedisProxy:
         async def close() -> None:
             server, self._server = self._server, None
             if server is not None:
-                server.close()
+                await stop_listening(server)
 
         self._do(close())
         self.cut()

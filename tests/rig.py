@@ -23,6 +23,7 @@ from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 from ports import pick_port
+from servers import stop_listening
 from stopwatch import Limit
 
 
@@ -223,10 +224,11 @@ class Stub:
     async def stop(self) -> None:
         """Stop listening and drop all connections."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # sockets are closed a turn after their transports
 
     @property
     def url(self) -> str:
@@ -292,7 +294,12 @@ class _Connection(asyncio.Protocol):
         self._number = self._stub.connections
         task = asyncio.get_running_loop().create_task(self._run())
         self._stub._tasks.add(task)
-        task.add_done_callback(self._stub._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before its first step."""
+        self._transport.close()
+        self._stub._tasks.discard(task)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -331,8 +338,6 @@ class _Connection(asyncio.Protocol):
                     break
         except (ConnectionResetError, TimeoutError):
             pass
-        finally:
-            self._transport.close()
 
     async def _read(self) -> Seen:
         # As real servers do: what has just connected has longer to send its first request.
