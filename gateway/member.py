@@ -25,6 +25,7 @@ STALE_LOAD_S = 5.0
 """A report older than this says nothing about now."""
 _KEPT_PAST_S = 2.0
 """No report is thought to be older when it comes."""
+_MINUTE_S = 60.0
 _QUICKEST_S = 0.05
 """The fastest report may have taken this long."""
 _TPOT_WEIGHT = 0.1
@@ -68,7 +69,10 @@ class Member:
     _past: deque[Booking] = field(default_factory=deque)
     """Those that ended in the last 2 s, oldest first."""
     _started: float = inf
-    """When the worker's uptime was 0, at the latest."""
+    """When the worker's uptime was 0, at the latest, by the reports of the last minute ..."""
+    _started_before: float = inf
+    """... and of the minute before."""
+    _minute_ends: float = 0.0
     _prefill_ended: float = 0.0
     id: WorkerId = field(init=False)
     pool: str = field(init=False)
@@ -253,11 +257,20 @@ class Member:
 
     def _sent_at(self, load: WorkerLoad, now: float) -> float:
         """When a report was made, by this clock, if the one that was fastest to come took no time:
-        it says when the worker started. A report without an uptime is as good as new."""
+        it says when the worker started. A report without an uptime is as good as new.
+
+        Only the last two minutes count: clocks of two machines drift apart, and one that was halted
+        has lost time.
+        """
         if load.uptime_s <= 0:
             return now
+        if now >= self._minute_ends:
+            recent = now < self._minute_ends + _MINUTE_S
+            self._started_before = self._started if recent else inf
+            self._started, self._minute_ends = inf, now + _MINUTE_S
         self._started = min(self._started, now - load.uptime_s)
-        return self._started + load.uptime_s
+        sent = min(self._started, self._started_before) + load.uptime_s
+        return max(now - _KEPT_PAST_S, sent)
 
     def outdated(self, load: WorkerLoad) -> bool:
         """Whether a later report of this incarnation has come before: there are two roads."""
@@ -299,7 +312,7 @@ class Member:
     def restart(self, info: WorkerInfo) -> None:
         """A new incarnation. Leases of the old one stay booked until they end."""
         self.adopt(info)
-        self.last_report, self._started = None, inf
+        self.last_report, self._started, self._started_before = None, inf, inf
         self.breaker.reset()
         self.healthy, self.down_reason = True, ""
 

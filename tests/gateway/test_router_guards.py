@@ -329,6 +329,25 @@ def test_what_a_report_tells_of_has_gone_on_since_it_was_made() -> None:
     assert wait_s == pytest.approx(0.9 - 0.7)
 
 
+@pytest.mark.parametrize("drift", [2e-4, -2e-4])
+@pytest.mark.parametrize("halted_s", [0.0, 30.0])
+def test_a_worker_whose_clock_goes_otherwise_is_believed_all_the_same(drift, halted_s) -> None:
+    rig = Rig(workers=1)
+    begun = rig.now
+
+    def tell(queued: int) -> float:
+        uptime = 10.0 + (rig.now - begun) * (1.0 + drift) - halted_s * (rig.now > begun + 3600)
+        load = WorkerLoad(queued_prefill_tokens=queued, prefill_tokens_per_s=1e4, uptime_s=uptime)
+        rig.router.apply_load(WorkerId("w1"), load, rig.now)
+        return rig.route(rig.prompt(1)).chosen.candidate.worker.booked_prefill_s
+
+    for _ in range(4 * 3600):
+        rig.now += 1.0
+        if rig.now - begun < 3600 or rig.now - begun > 3600 + halted_s:
+            tell(0)
+    assert tell(9000) == pytest.approx(0.9, abs=0.05)
+
+
 def test_request_ids_of_any_kind_explore_alike() -> None:
     rig, shared = _learned(2)
     ids = [RequestId(f"{'x' * (n % 7)}{n}") for n in range(3000)]
