@@ -21,6 +21,15 @@ from shared.rediskeys import RedisKeys
 from shared.types import Epoch, WorkerId
 
 GOOD = ROLE + delta("a") + STOP
+REST: dict[str, tuple[str, ...]] = {
+    "bookings": ("gw-b423822a949930d4",),
+    "offered": ("gw-b423822a949930d4",),
+    "gateways": (),
+    "ledger": (),
+    "limits": ("some.tenant-1",),
+    "gave": ("0af3",),
+}
+"""What keys there are beside those of workers."""
 ERROR = {"error": {"message": "the worker left", "type": "server_error"}}
 
 
@@ -86,11 +95,14 @@ def test_keys_that_would_stay_or_belong_to_nothing() -> None:
     keys = RedisKeys("headwater")
     here, gone = WorkerId("127.0.0.1:8100"), WorkerId("127.0.0.1:8999")
     old, new = Epoch(1), Epoch(2)
-    good = [keys.members(3), keys.log(3), keys.learned(0), keys.worker(here), keys.gateways()]
-    good += [keys.bookings("gw-a1"), keys.ledger(), keys.limits("key1")]
+    good = [keys.members(3), keys.log(3), keys.learned(0), keys.worker(here)]
     for epoch in (old, new):
         good += [keys.manifest(here, epoch), keys.chunk(here, epoch, 15)]
         good += [keys.host_chunk(here, epoch, 0)]
+    good += [getattr(keys, name)(*values) for name, values in REST.items()]
+    of_workers = {"members", "worker", "log", "learned", "manifest", "chunk", "host_chunk"}
+    named = {name for name in dir(RedisKeys) if not name.startswith("_")}
+    assert named - {"shard_of", "deployment", "shards"} == of_workers | set(REST), "all are asked"
     assert strays(dict.fromkeys(good, 5000), {here}) == []
     for name in good:
         assert strays({name: -1}, {here}) == [f"{name} has no time to live"]
