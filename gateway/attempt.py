@@ -155,9 +155,9 @@ async def _relayed(
 
     try:
         while data := await response.read():
-            out = tap.feed(data)
+            out = tap.feed(data, clock())
             if out and not client.started and work.lease is not None:
-                work.lease.first_token(clock())
+                work.lease.first_token(tap.last_at, tap)
             if tap.complete:  # what goes on from it may come before the worker closes
                 over()
             await _forward(work, None, out, response, client)
@@ -165,7 +165,7 @@ async def _relayed(
         failed = error
     except SseEventTooLarge:
         failed = UpstreamBroken("the worker sent an event beyond all limits")
-    await _forward(work, None, tap.end(), response, client)
+    await _forward(work, None, tap.end(clock()), response, client)
     if tap.error is not None:
         raise refusals.from_error_object(tap.error)
     if not tap.complete and not client.started:
@@ -238,7 +238,7 @@ async def _forward(
         return
     if not client.started:
         if work.lease is not None and tap is not None and tap.first_at is not None:
-            work.lease.first_token(tap.first_at)
+            work.lease.first_token(tap.first_at, tap)
         headers = response.headers
         if not response.content_type:
             headers = [*headers, ("Content-Type", EVENTS)]

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from shared.load import WorkerLoad
+
+
+class Speaker(Protocol):
+    """An answer that comes in pieces."""
+
+    last_at: float
+    """When its latest content came, in monotonic seconds."""
 
 
 class Booking(msgspec.Struct, eq=False):
@@ -27,6 +35,8 @@ class Booking(msgspec.Struct, eq=False):
     prefilled: float = 0.0
     """When its first token came, or it ended without one; 0 = not yet."""
     ended: float | None = None
+    speaker: Speaker | None = None
+    """Tells whether the answer goes on, once it has begun; None: nobody knows."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.accounting import account
-from gateway.booking import Booking
+from gateway.booking import Booking, Speaker
 from gateway.decision import AttemptEnd, Overlap, Route
 from gateway.expectation import Expectation, text_tokens
 from gateway.member import Member
@@ -68,7 +68,7 @@ class Lease:
     def __init__(
         self,
         attempt: Attempt,
-        on_first_token: Callable[[Attempt, float], None],
+        on_first_token: Callable[[Attempt, float, Speaker | None], None],
         on_finish: Callable[[Attempt, AttemptEnd, float], None],
     ) -> None:
         self._attempt = attempt
@@ -94,11 +94,14 @@ class Lease:
         """The decision behind it."""
         return self._attempt.route
 
-    def first_token(self, now: float) -> None:
-        """The first content arrived: its prefill is done. Later calls change nothing."""
+    def first_token(self, now: float, speaker: Speaker | None = None) -> None:
+        """The first content arrived: its prefill is done. Later calls change nothing.
+
+        :param speaker: tells whether the answer goes on, if somebody knows.
+        """
         if self._attempt.first_token is None and self._record is None:
             self._attempt.first_token = now
-            self._on_first_token(self._attempt, now)
+            self._on_first_token(self._attempt, now, speaker)
 
     def finish(self, end: AttemptEnd, now: float) -> RequestRecord:
         """Release what was booked and say what happened. A second call returns the same record."""

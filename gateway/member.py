@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from gateway.booking import Booking, Reported
+from gateway.booking import Booking, Reported, Speaker
 from gateway.breaker import Breaker, Gate
 from gateway.decision import Booked
 from gateway.parity import Parity
@@ -29,6 +29,9 @@ _MINUTE_S = 60.0
 _QUICKEST_S = 0.05
 """The fastest report may have taken this long."""
 _TPOT_WEIGHT = 0.1
+_PATIENCE_TOKENS = 8
+"""Times the usual gap between two pieces of an answer: a longer one is silence."""
+_UNKNOWN_TPOT_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
@@ -159,9 +162,10 @@ class Member:
         if self._pending_s is not None:
             self._pending_s += booking.prefill_s
 
-    def start_decoding(self, booking: Booking, now: float) -> None:
+    def start_decoding(self, booking: Booking, now: float, speaker: Speaker | None = None) -> None:
         """Its first token came. Unknown and ended bookings are fine."""
         if booking in self.pending:
+            booking.speaker = speaker
             self.version += 1
             del self.pending[booking]
             self._pending_s = None if self.pending else 0.0
@@ -227,13 +231,32 @@ class Member:
             done = max(0.0, 2 * head.prefill_s - elapsed)
         return total + pending_s - done
 
+    def silence_s(self, now: float) -> float:
+        """How long the answers that have begun all say nothing, beyond what is usual, in seconds.
+
+        Whatever holds up all of them holds up the next one, and what has lasted so long lasts as
+        long again. One answer alone may have its own reasons: of n answers (n-1)/n counts.
+        """
+        count = len(self.answering)
+        if count < 2:
+            return 0.0
+        patience_s = _PATIENCE_TOKENS * (self.token_s() or _UNKNOWN_TPOT_S)
+        latest = 0.0
+        for booking in self.answering:
+            if booking.speaker is None or now - booking.speaker.last_at <= patience_s:
+                return 0.0
+            latest = max(latest, booking.speaker.last_at)
+        # Engines may prefill first: that time is booked already.
+        booked_s = sum([booking.prefill_s for booking in self.pending])
+        return max(0.0, now - latest - patience_s - booked_s) * (count - 1) / count
+
     def shadows(self, now: float) -> int:
         """Failed attempts that still count."""
         return sum(until > now for until, _ in self.early) if self.early else 0
 
     def booked(self, now: float) -> Booked:
         """Own work, as told to other gateways."""
-        return Booked(self.prefill_s(now), self.kv_tokens, self.inflight)
+        return Booked(self.prefill_s(now) + self.silence_s(now), self.kv_tokens, self.inflight)
 
     # ---------------------------------------------------------------- what it reports
 

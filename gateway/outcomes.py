@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.booking import Speaker
 from gateway.decision import AttemptEnd
 from gateway.expectation import Delivered
 from gateway.fleet import Fleet
@@ -30,9 +31,9 @@ class Outcomes:
         """The lease of an attempt that has been booked."""
         return Lease(attempt, self._first_token, self._finish)
 
-    def _first_token(self, attempt: Attempt, now: float) -> None:
+    def _first_token(self, attempt: Attempt, now: float, speaker: Speaker | None) -> None:
         member = attempt.member
-        member.start_decoding(attempt.booking, now)
+        member.start_decoding(attempt.booking, now, speaker)
         self._fleet.served_at_once(member, member.served_with(attempt.booking))
 
     def _finish(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:

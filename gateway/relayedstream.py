@@ -16,6 +16,8 @@ _OPENING = frozenset(
     "response.created response.queued response.in_progress response.output_item.added "
     "response.content_part.added message_start content_block_start ping".split()
 )
+_ALIVE = "ping"
+"""Says no more than that the connection is there."""
 _FAILED = frozenset({"error", "response.failed"})
 _ENDS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 _MOST_EVENT = 64 << 20
@@ -42,31 +44,35 @@ class RelayTap:
         """That error, of a stream that had not started."""
         self.usage: Usage | None = None
         """What it took, as far as it has said."""
+        self.last_at = 0.0
+        """When its latest event came that says something, in monotonic seconds."""
         self.response = ""
         """The id to go on from it; empty if it has none."""
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes, now: float) -> bytes:
         """Take bytes from the worker; returns what may go to the client.
 
         Raises ``sse.SseEventTooLarge``.
         """
         for event in self._parser.feed(data):
-            self._take(event)
+            self._take(event, now)
         return self._release()
 
-    def end(self) -> bytes:
+    def end(self, now: float) -> bytes:
         """The worker's stream is over: what is left to send."""
         for event in self._parser.finish():
             if event.complete:
-                self._take(event)
+                self._take(event, now)
         return self._release()
 
-    def _take(self, event: sse.SseEvent) -> None:
+    def _take(self, event: sse.SseEvent, now: float) -> None:
         if self.error is not None:
             return
         text = event.data or ""
         value = _decoded(text)
         kind = event.event or str(value.get("type") or "")
+        if text and kind != _ALIVE:
+            self.last_at = now
         self._account(value)
         self.failed = self.failed or kind in _FAILED
         if self.failed and not self.started:

@@ -84,7 +84,7 @@ def look(
         trust,
         info.block_size,
         len(member.pending) + decoding,  # inflight
-        member.prefill_s(now) + others_s,  # booked_prefill_s
+        member.prefill_s(now) + others_s + member.silence_s(now),  # booked_prefill_s
         held,  # booked_decode_tokens
         s_per_token / _NEW_PACE if fresh else s_per_token,  # prefill_s_per_token
         pool.overhead_s,

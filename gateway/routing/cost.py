@@ -2,7 +2,8 @@
 
     C(w) = wait + own + others + behind + home + memory + decode + failure
 
-    wait     prefill work ahead of it: booked here, and what the engine reports beyond that
+    wait     prefill work ahead of it: booked here, and what the engine reports beyond that; and how
+             long all answers that have begun there have been silent, if that is unusually long
     own      o + h*b + v*a*(u + q*u*(L - u/2)): h tokens loaded from host memory at b seconds each,
              and its own prefill; u uncached of L prompt tokens, a seconds
              per token of this worker, q the share of attention in it, o fixed per request, and

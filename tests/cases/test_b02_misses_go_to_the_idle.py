@@ -8,15 +8,22 @@ from typing import Any
 
 import pytest
 from cachestub import Engine, asked, post, shares, words
-from caserig import COMPLETIONS, counts
-from dialoguekit import ROUTES, opening
-from rig import CHAT, HANG, ROLE, SSE_HEAD, chunk, eventually
+from caserig import COMPLETIONS, counts, piece
+from dialoguekit import ROUTES, events_of, opening
+from rig import CHAT, HANG, ROLE, SSE_HEAD, chunk, event, eventually
 
-STUCK: dict[str, list[Any]] = {
-    "silent": [HANG],
-    "head": [SSE_HEAD, HANG],
-    "role": [SSE_HEAD, chunk(ROLE), HANG],
-}
+STUCK = ("silent", "head", "role", "content")
+
+
+def stuck_script(path: str, how: str) -> list[Any]:
+    """An answer of the route that goes no further than that."""
+    if path in ROUTES:
+        begun = opening(path, "id")
+        said = events_of(path, "id", None)[: len(begun) + 1]
+    else:
+        begun, said = [ROLE], [ROLE, event(piece(path, "a"))]
+    told = {"silent": [], "head": [], "role": begun, "content": said}[how]
+    return [*([] if how == "silent" else [SSE_HEAD]), *map(chunk, told), HANG]
 
 
 async def hang(dial: Any, served: Any, n: int, model: str, path: str, stream: bool) -> None:
@@ -42,14 +49,11 @@ async def test_misses_leave_a_stuck_worker_alone(stub, serve, dial, how: str, pa
         assert await post(served.url, big + words(100, n), path) == idle.id
     stuck.healthy = True
     await eventually(lambda: _state(served, stuck) == "ready")
-    script = STUCK[how]
-    if how == "role" and path in ROUTES:
-        script = [SSE_HEAD, *map(chunk, opening(path, "id")), HANG]
-    stuck.plays(script)
+    stuck.plays(stuck_script(path, how))
     await hang(dial, served, 20, "only", path, stream=True)
     for n in range(50):
         client = await dial(served.url)
-        body = asked(path, words(300, 500 + n))
+        body = asked(path, words(300, 500 + n), stream=how == "content")
         await client.send("POST", path, json.dumps(body).encode())
         await eventually(lambda n=n: sum(counts(served.stubs)) == 24 + n + 1)
     assert counts(served.stubs)[1] - 4 >= 45, counts(served.stubs)

@@ -53,6 +53,50 @@ def test_expected_wait_shrinks_with_time_and_ends_with_the_first_token() -> None
     assert rig.inflight() == {"w1": 1}
 
 
+class Speaker:
+    """An answer that has said something last at this time."""
+
+    def __init__(self, last_at: float) -> None:
+        self.last_at = last_at
+
+
+def test_answers_that_all_fall_silent_count_as_a_wait() -> None:
+    """B02: a worker that stops in the midst of its answers is no idle one."""
+    rig = Rig(workers=1)
+    speakers = [Speaker(rig.now), Speaker(rig.now), Speaker(rig.now), Speaker(rig.now)]
+    for speaker in speakers:
+        rig.begin(rig.prompt(1)).first_token(rig.now, speaker)
+    waits = []
+    for passed in (0.05, 1.0, 1.0):
+        rig.now += passed
+        waits.append(rig.route(rig.prompt(1)).chosen.parts["wait"])
+    silence_s = 2.05 - 8 * 0.01
+    assert waits == [0.0, pytest.approx(0.75 * (silence_s - 1)), pytest.approx(0.75 * silence_s)]
+    told = rig.router.bookings(rig.now)["w1"]
+    assert told.prefill_s == pytest.approx(waits[-1]), "other gateways are told"
+    speakers[2].last_at = rig.now
+    rig.now += 0.06  # views last for a moment
+    assert rig.route(rig.prompt(1)).chosen.parts["wait"] == 0.0, "one that speaks shows it alive"
+
+
+@pytest.mark.parametrize("others", [[], [None]], ids=["alone", "one that cannot be followed"])
+def test_one_answer_may_be_silent_for_its_own_reasons(others: list[Speaker | None]) -> None:
+    rig = Rig(workers=1)
+    for speaker in [Speaker(rig.now), *others]:
+        rig.begin(rig.prompt(1)).first_token(rig.now, speaker)
+    rig.now += 60.0
+    assert rig.route(rig.prompt(1)).chosen.parts["wait"] == 0.0
+
+
+def test_a_prefill_under_way_excuses_silence() -> None:
+    rig = Rig(workers=1, prefill_s_per_token=1e-3)
+    for _ in range(2):
+        rig.begin(rig.prompt(1)).first_token(rig.now, Speaker(rig.now))
+    rig.begin(rig.prompt(100))
+    rig.now += 1.0
+    assert rig.route(rig.prompt(1)).chosen.parts["wait"] == pytest.approx(0.6, rel=0.1)
+
+
 def test_queued_prefills_add_up() -> None:
     rig = Rig(workers=1)
     waits = []
