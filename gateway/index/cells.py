@@ -25,10 +25,12 @@ Places = npt.NDArray[np.int64]
 WIDTH = 8
 _LARGE = 1 << 22
 """Bytes from which numpy asks for large pages."""
+_FEW = 8
+"""So many keys are put one by one."""
 DELETED = 1
 _MIX = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
-_ZERO_STANDS_FOR = _ALL
+ZERO_STANDS_FOR = _ALL
 """An unused cell has key 0, so a key of 0 is kept under this one."""
 _HALF = np.uint64(32)
 _NP_MIX = np.uint64(_MIX)
@@ -37,13 +39,13 @@ _NP_MIX = np.uint64(_MIX)
 def as_keys(keys: Sequence[int] | npt.NDArray[Any]) -> Keys:
     """Keys as they are stored."""
     made = np.array(keys, dtype=np.uint64)
-    made[made == 0] = _ZERO_STANDS_FOR
+    made[made == 0] = ZERO_STANDS_FOR
     return made
 
 
 def as_key(key: int) -> int:
     """One key as it is stored."""
-    return key or _ZERO_STANDS_FOR
+    return key or ZERO_STANDS_FOR
 
 
 def _zeros(size: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -137,14 +139,18 @@ class Cells:
     def put_all(self, keys: Keys, values: Values) -> None:
         """Keys that are not there, each once."""
         bucket = self._homes(keys)
-        order = np.argsort(bucket, kind="stable")
-        bucket, keys, values = bucket[order], keys[order], values[order]
-        first = np.searchsorted(bucket, bucket, side="left")
-        taken = (self.values.reshape(-1, WIDTH)[bucket] != 0).sum(axis=1)
-        column = taken + (np.arange(bucket.size) - first)
-        fits = column < WIDTH
-        at = bucket[fits] * WIDTH + column[fits]
-        self.keys[at], self.values[at] = keys[fits], values[fits]
-        self.used += int(at.size)
-        for key, value in zip(keys[~fits].tolist(), values[~fits].tolist(), strict=True):
+        while keys.size > _FEW:
+            order = np.argsort(bucket, kind="stable")
+            bucket, keys, values = bucket[order], keys[order], values[order]
+            first = np.searchsorted(bucket, bucket, side="left")
+            taken = (self.values.reshape(-1, WIDTH)[bucket] != 0).sum(axis=1)
+            column = taken + (np.arange(bucket.size) - first)
+            fits = column < WIDTH
+            at = bucket[fits] * WIDTH + column[fits]
+            self.keys[at], self.values[at] = keys[fits], values[fits]
+            self.used += int(at.size)
+            # What finds its bucket full overflows into the next.
+            keys, values = keys[~fits], values[~fits]
+            bucket = (bucket[~fits] + 1) % self.buckets
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
             self.put(key, value)

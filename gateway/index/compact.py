@@ -7,6 +7,10 @@ Takes over from :class:`~gateway.index.holdings.Holdings` when a table has grown
 The table is *rebuilt* in small steps when it fills up, when many of its cells are deleted or belong
 to abandoned slots, or when it has become mostly empty. Meanwhile there are two: new keys go into
 ``_cells``, and what is still in ``_old`` is found and changed there.
+
+Arrays are quick for thousands of keys and slow for the twenty of a usual batch of events, so
+changes are put off (:mod:`gateway.index.waiting`) until there are many, or somebody asks for what
+needs them done. Single keys are looked up in both places.
 """
 
 from __future__ import annotations
@@ -16,9 +20,19 @@ from random import Random
 
 import numpy as np
 
-from gateway.index.cells import DELETED, WIDTH, Cells, Keys, Places, as_key, as_keys
+from gateway.index.cells import (
+    DELETED,
+    WIDTH,
+    ZERO_STANDS_FOR,
+    Cells,
+    Keys,
+    Places,
+    as_key,
+    as_keys,
+)
 from gateway.index.holdings import Holdings
 from gateway.index.slots import Slot
+from gateway.index.waiting import Change, Waiting
 
 _CHUNKS = (16, 240, 4096)
 """Keys probed first, then, then at a time; the first ones one by one."""
@@ -28,6 +42,8 @@ _FULL = 0.7
 _ROOM = 1.5
 """A new table has this many times the cells that its keys need at ``_FULL``."""
 _SMALLEST = 1024
+_PUT_OFF = 1024
+"""Keys whose changes are put off at most: settling them takes about half a millisecond."""
 _STEP = 256
 """Buckets moved in one step of a rebuild: about 0.2 ms."""
 _DEAD_SHARE = 0.25
@@ -59,6 +75,7 @@ class CompactHoldings(Holdings):
         """Cells in use that are not deleted, in both tables."""
         self._dead = 0
         """Entries of abandoned slots, at most."""
+        self._waiting = Waiting()
 
     @classmethod
     def adopt(cls, small: Holdings) -> CompactHoldings:
@@ -67,7 +84,7 @@ class CompactHoldings(Holdings):
         made._slots, made._free = small._slots, small._free
         made._free += [slot.index for slot in small._dying]
         made._free += [slot.index for slot in (small._walk.slots if small._walk else ())]
-        made._live, made._lower, made.entries = small._live, small._lower, small.entries
+        made._live, made._lower, made._entries = small._live, small._lower, small._entries
         made._nested, made._sworn = small._nested, small._sworn
         kept = made._live | made._lower
         by_mask: dict[int, list[int]] = {}
@@ -76,13 +93,25 @@ class CompactHoldings(Holdings):
                 by_mask.setdefault(mask & kept, []).append(key)
         made._cells = Cells(made._wanted_cells(sum(map(len, by_mask.values()))))
         for mask, keys in by_mask.items():
-            made._insert(as_keys(keys), mask)
+            made._insert(as_keys(keys), np.zeros(len(keys), dtype=np.int64), [mask])
         return made
 
     @property
     def keys(self) -> int:
         """Keys with a holder (some of them perhaps abandoned)."""
+        self.settle()
         return self._keys
+
+    @property
+    def entries(self) -> int:
+        """(key, live slot) pairs."""
+        self.settle()
+        return self._entries
+
+    @property
+    def bound(self) -> int:
+        """What ``entries`` is at most."""
+        return self._entries + self._waiting.added
 
     @property
     def nbytes(self) -> int:
@@ -93,10 +122,11 @@ class CompactHoldings(Holdings):
     # -------------------------------------------------------------- slots
 
     def abandon(self, slot: Slot) -> None:
-        """Give up a slot and all it holds; O(1)."""
+        """Give up a slot and all it holds; O(1), once what was put off is done."""
+        self.settle()
         self._dead += slot.count
         super().abandon(slot)
-        if not self.entries:
+        if not self._entries:
             # Nobody holds anything: begin anew.
             self._free += [gone.index for gone in (*self._dying, *self._clearing)]
             self._dying.clear()
@@ -107,107 +137,90 @@ class CompactHoldings(Holdings):
     # -------------------------------------------------------------- changes
 
     def add(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
-        """See :class:`Holdings`."""
+        """See :class:`Holdings`; put off."""
         self._note(slot, nested)
-        wanted = list(keys)
+        self._waiting.add(slot.bit, [key or ZERO_STANDS_FOR for key in keys])
+        if len(self._waiting) >= _PUT_OFF:
+            self.settle()
+
+    def remove(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
+        """See :class:`Holdings`; put off."""
+        self._note(slot, nested)
+        self._waiting.remove(slot.bit, [key or ZERO_STANDS_FOR for key in keys])
+        if len(self._waiting) >= _PUT_OFF:
+            self.settle()
+
+    def settle(self) -> None:
+        """Carry out what was put off, all of it at once."""
+        if not self._waiting:
+            return
+        wanted, kinds, changes = self._waiting.take()
         before = self._keys
-        if len(wanted) < _MANY:
-            added = sum(self._add_one(slot, as_key(key)) for key in wanted)
-        else:
-            added = self._add_many(slot, np.unique(as_keys(wanted)))
-        slot.count += added
-        self.entries += added
-        self._keep_pace(len(wanted) if self._keys > before or self._old is not None else 0)
+        self._merge(np.array(wanted, dtype=np.uint64), np.array(kinds, dtype=np.int64), changes)
+        if self._keys > before or self._old is not None:
+            self._keep_pace(len(wanted))
 
-    def _add_one(self, slot: Slot, key: int) -> bool:
-        cells, at = self._locate(key)
-        if at is None:
-            if self._cells.used >= self._cells.size * 0.9:
-                self._rebuild_at_once(1)
-            self._cells.put(key, self._id_of(slot.bit, 1))
-            self._keys += 1
-            return True
-        before = cells.value(at)
-        mask = self._masks[before]
-        if mask & slot.bit:
-            return False
-        cells.set(at, self._id_of(mask & (self._live | self._lower) | slot.bit, 1))
-        self._release(before, 1)
-        self._keys += before == DELETED
-        return True
-
-    def _add_many(self, slot: Slot, keys: Keys) -> int:
-        added = 0
-        for cells in (self._cells, self._old):
-            if cells is None or not keys.size:
-                continue
-            at = cells.find_all(keys)
+    def _merge(self, keys: Keys, kinds: Places, changes: Sequence[Change]) -> None:
+        """Change who holds each of ``keys``, each once, by the change of its kind."""
+        if self._old is not None:
+            at = self._old.find_all(keys)
             # What was moved out of the old table, or deleted there, is none of its any more.
-            there = at >= 0 if cells is self._cells else (at >= 0) & (cells.values[at] > DELETED)
-            added += self._change(cells, at[there], add=slot.bit)
-            keys = keys[~there]
-        if keys.size:
-            self._insert(keys, slot.bit)
-        return added + int(keys.size)
+            there = (at >= 0) & (self._old.values[at] > DELETED)
+            self._rewrite(self._old, at[there], kinds[there], changes)
+            keys, kinds = keys[~there], kinds[~there]
+        at = self._cells.find_all(keys)
+        there = at >= 0
+        self._rewrite(self._cells, at[there], kinds[there], changes)
+        new = ~there & np.array([added != 0 for added, _ in changes])[kinds]
+        keys, kinds = keys[new], kinds[new]
+        for (added, _), count in zip(changes, np.bincount(kinds).tolist(), strict=False):
+            self._recount(0, added, count)
+        self._insert(keys, kinds, [added for added, _ in changes])
 
-    def _insert(self, keys: Keys, mask: int) -> None:
-        """Keys that are in neither table, each once."""
+    def _rewrite(self, cells: Cells, at: Places, kinds: Places, changes: Sequence[Change]) -> None:
+        """Other holders for these cells, by the kind of each; slots that were given up leave."""
+        kept, width = self._live | self._lower, len(changes)
+        pairs = cells.values[at].astype(np.int64) * width + kinds
+        pairs, inverse, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+        after, given_up = np.empty(pairs.size, dtype=np.uint32), []
+        for place, (pair, count) in enumerate(zip(pairs.tolist(), counts.tolist(), strict=True)):
+            before, kind = divmod(pair, width)
+            added, removed = changes[kind]
+            mask = self._masks[before] & kept
+            left = mask & ~removed | added
+            if left == self._masks[before]:
+                after[place] = before
+                continue
+            self._recount(mask, left, count)
+            self._keys += count * ((left != 0) - (before != DELETED))
+            after[place] = self._id_of(left, count) if left else DELETED
+            given_up.append((before, count))
+        for before, count in given_up:
+            self._release(before, count)
+        cells.values[at] = after[inverse]
+
+    def _recount(self, before: int, after: int, count: int) -> None:
+        """So many keys went from one set of holders to another."""
+        for bits, more in ((after & ~before, count), (before & ~after, -count)):
+            self._entries += more * bits.bit_count()
+            left = bits
+            while left:
+                low = left & -left
+                slot = self._slots[low.bit_length() - 1]
+                assert slot is not None
+                slot.count += more
+                left ^= low
+
+    def _insert(self, keys: Keys, kinds: Places, masks: Sequence[int]) -> None:
+        """Keys that are in neither table, each once, with the holders of their kind."""
+        if not keys.size:
+            return
         if self._cells.used + keys.size > self._cells.size * 0.9:
             self._rebuild_at_once(int(keys.size))
         self._keys += int(keys.size)
-        set_id = self._id_of(mask, int(keys.size))
-        self._cells.put_all(keys, np.full(keys.size, set_id, dtype=np.uint32))
-
-    def _change(self, cells: Cells, at: Places, *, add: int = 0, remove: int = 0) -> int:
-        """Add to or take from the holders in these cells; returns in how many that changed any."""
-        kept = self._live | self._lower
-        ids, inverse, counts = np.unique(cells.values[at], return_inverse=True, return_counts=True)
-        changed, after = 0, np.empty_like(ids)
-        for place, (before, count) in enumerate(zip(ids.tolist(), counts.tolist(), strict=True)):
-            mask = self._masks[before]
-            if (mask & add) if add else not (mask & remove):
-                after[place] = before
-                continue
-            changed += count
-            left = mask & kept & ~remove | add
-            self._keys += count * ((left != 0) - (before != DELETED))
-            after[place] = self._id_of(left, count) if left else DELETED
-        for place, (before, count) in enumerate(zip(ids.tolist(), counts.tolist(), strict=True)):
-            if after[place] != before:
-                self._release(before, count)
-        cells.values[at] = after[inverse]
-        return changed
-
-    def remove(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
-        """See :class:`Holdings`."""
-        self._note(slot, nested)
-        wanted = list(keys)
-        if len(wanted) < _MANY:
-            gone = sum(self._remove_one(slot, as_key(key)) for key in wanted)
-        else:
-            gone, left = 0, np.unique(as_keys(wanted))
-            for cells in (self._cells, self._old):
-                if cells is not None:
-                    at = cells.find_all(left)
-                    gone += self._change(cells, at[at >= 0], remove=slot.bit)
-        slot.count -= gone
-        self.entries -= gone
-        if self._old is not None:
-            self._keep_pace(len(wanted))
-
-    def _remove_one(self, slot: Slot, key: int) -> bool:
-        cells, at = self._locate(key)
-        if at is None:
-            return False
-        before = cells.value(at)
-        mask = self._masks[before]
-        if not mask & slot.bit:
-            return False
-        left = mask & (self._live | self._lower) & ~slot.bit
-        cells.set(at, self._id_of(left, 1) if left else DELETED)
-        self._release(before, 1)
-        self._keys -= not left
-        return True
+        counts = np.bincount(kinds, minlength=len(masks)).tolist()
+        ids = [self._id_of(mask, n) if n else 0 for mask, n in zip(masks, counts, strict=True)]
+        self._cells.put_all(keys, np.array(ids, dtype=np.uint32)[kinds])
 
     def _locate(self, key: int) -> tuple[Cells, int | None]:
         """The table that knows a key, and its cell there; the new one for unknown keys."""
@@ -276,6 +289,7 @@ class CompactHoldings(Holdings):
         ]
 
     def _ids_of(self, keys: Keys) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+        self.settle()
         at = self._cells.find_all(keys)
         ids = self._cells.values[at]
         ids[at < 0] = 0
@@ -290,8 +304,10 @@ class CompactHoldings(Holdings):
         return self._mask
 
     def _mask(self, key: int) -> int:
-        cells, at = self._locate(as_key(key))
-        return 0 if at is None else self._masks[cells.value(at)]
+        key = as_key(key)
+        cells, at = self._locate(key)
+        mask = 0 if at is None else self._masks[cells.value(at)]
+        return self._waiting.changed(key, mask) if self._waiting else mask
 
     def holds_any(self, slot: Slot, keys: Sequence[int]) -> bool:
         """Whether the slot holds one of ``keys``. Pure."""
@@ -321,7 +337,7 @@ class CompactHoldings(Holdings):
         cells = self._cells
         if cells.used > cells.size * _FULL:
             return True
-        if self._dead > self.entries * _DEAD_SHARE + _SMALLEST:
+        if self._dead > self._entries * _DEAD_SHARE + _SMALLEST:
             return True
         return cells.size > 8 * self._wanted_cells(self._keys)
 
@@ -356,7 +372,7 @@ class CompactHoldings(Holdings):
         used = np.flatnonzero(old.values[cells] > DELETED) + cells.start
         if used.size:
             # Abandoned slots leave on this occasion.
-            self._change(old, used, remove=~(self._live | self._lower))
+            self._rewrite(old, used, np.zeros(used.size, dtype=np.int64), [(0, 0)])
             used = used[old.values[used] > DELETED]
             keys, values = old.keys[used], old.values[used]
             # A key that was deleted in the new table has its cell there.
@@ -386,9 +402,10 @@ class CompactHoldings(Holdings):
 
     def drop(self, excess: int, rng: Random) -> None:
         """Drop about ``excess`` entries: of random keys those with the fewest holders go."""
+        self.settle()
         draw, left = np.random.default_rng(rng.getrandbits(64)), excess
         for _ in range(_DROP_ROUNDS):
-            if left <= 0 or not self.entries:
+            if left <= 0 or not self._entries:
                 return
             cells = self._cells
             if self._old is not None:
@@ -423,11 +440,12 @@ class CompactHoldings(Holdings):
             self._release(set_id, count)
         cells.values[at[chosen]] = DELETED
         self._keys -= int(chosen.size)
-        self.entries -= gone
+        self._entries -= gone
         return gone
 
     def check(self) -> None:
         """Raise ``AssertionError`` if a count disagrees with the tables. O(everything)."""
+        self.settle()
         held: dict[int, int] = {}
         refs: dict[int, int] = {}
         for cells in (self._cells, *([] if self._old is None else [self._old])):
@@ -447,5 +465,5 @@ class CompactHoldings(Holdings):
         for slot in self._slots:
             if slot is not None and slot.count != sum(1 for m in held.values() if m & slot.bit):
                 raise AssertionError(f"{slot.worker}: {slot.count} counted")
-        if self.entries != sum(slot.count for slot in self._slots if slot is not None):
-            raise AssertionError(f"{self.entries} entries counted")
+        if self._entries != sum(slot.count for slot in self._slots if slot is not None):
+            raise AssertionError(f"{self._entries} entries counted")

@@ -57,8 +57,20 @@ class Holdings:
         self._walk: Walk | None = None
         self._deck: list[int] = []
         """Keys that may be drawn to be dropped, some of them gone already."""
-        self.entries = 0
+        self._entries = 0
+
+    @property
+    def entries(self) -> int:
         """(key, live slot) pairs."""
+        return self._entries
+
+    @property
+    def bound(self) -> int:
+        """What ``entries`` is at most; nothing has to be done to know it."""
+        return self._entries
+
+    def settle(self) -> None:
+        """Carry out what was put off: until then a slot's ``count`` is what it was before."""
 
     @property
     def tiered(self) -> bool:
@@ -95,7 +107,7 @@ class Holdings:
         self._live &= ~slot.bit
         self._lower &= ~slot.bit
         self._slots[slot.index] = None
-        self.entries -= slot.count
+        self._entries -= slot.count
         self._dying.append(slot)
 
     def add(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
@@ -117,7 +129,7 @@ class Holdings:
                 table.update(dict.fromkeys(group, interned.setdefault(both, both)))
                 added += len(group)
         slot.count += added
-        self.entries += added
+        self._entries += added
         self._peak = max(self._peak, len(table))
         if len(interned) > _INTERNED_MAX:
             # Only the sharing of equal masks is lost, and only for those made before.
@@ -141,7 +153,7 @@ class Holdings:
                 table.update(dict.fromkeys(group, interned.setdefault(rest, rest)))
                 gone -= 0 if mask & bit else len(group)
         slot.count -= gone
-        self.entries -= gone
+        self._entries -= gone
 
     def _note(self, slot: Slot, nested: bool) -> None:
         """Whether the slot holds whole beginnings of prompts after this, if it did before."""
@@ -272,7 +284,7 @@ class Holdings:
 
     def drop(self, excess: int, rng: Random) -> None:
         """Drop about ``excess`` entries: of a few random keys that with the fewest holders goes."""
-        while excess > 0 and self.entries > 0:
+        while excess > 0 and self._entries > 0:
             if not self._deck or len(self._deck) < len(self._table) // 2:
                 self._deck = list(self._table)
             found = self._draw(rng)
@@ -307,8 +319,8 @@ class Holdings:
             held = sum(1 for mask in self._table.values() if mask & slot.bit)
             if held != slot.count:
                 raise AssertionError(f"{slot.worker}: {held} held, {slot.count} counted")
-        if self.entries != sum(slot.count for slot in slots):
-            raise AssertionError(f"{self.entries} entries counted")
+        if self._entries != sum(slot.count for slot in slots):
+            raise AssertionError(f"{self._entries} entries counted")
         gone = ~(self._live | self._lower)
         if self.swept and any(mask & gone for mask in self._table.values()):
             raise AssertionError("a swept slot is still in the table")

@@ -97,6 +97,12 @@ class PrefixTable:
         """(block, worker) pairs."""
         return self.told + sum(holder.learned_blocks for holder in self._learning.values())
 
+    @property
+    def _bound(self) -> int:
+        """What ``entries`` is at most."""
+        told = sum(holdings.bound for holdings in self._strides.values())
+        return told + sum(holder.learned_blocks for holder in self._learning.values())
+
     def join(self, worker: WorkerId, epoch: Epoch, stride: int, *, closed: bool = False) -> None:
         """Make room for a worker; another epoch or stride empties what was known."""
         holder = self._holders.get(worker)
@@ -123,6 +129,7 @@ class PrefixTable:
         slot = None if holder is None else holder.host if tier is Tier.HOST else holder.slot
         if holder is None or slot is None or tier is Tier.DISK:
             return 0
+        self._strides[holder.stride].settle()
         return slot.count + (holder.learned_blocks if slot is holder.slot else 0)
 
     def position(self, worker: WorkerId, source: str = "worker") -> tuple[Epoch, int] | None:
@@ -137,7 +144,7 @@ class PrefixTable:
         found: dict[WorkerId, Match] = {}
         for stride, holdings in self._strides.items():
             wanted = keys if stride == 1 else keys[stride - 1 :: stride]
-            for depth, mask in holdings.depths(wanted) if holdings.entries else ():
+            for depth, mask in holdings.depths(wanted) if holdings.bound else ():
                 result = Match(depth * stride * GRANULE)
                 for worker in holdings.workers_in(mask):
                     found[worker] = result
@@ -237,7 +244,7 @@ class PrefixTable:
                 if not holdings.swept:
                     unswept = True
                     continue
-            used = holdings.entries or any(h.stride == stride for h in self._holders.values())
+            used = holdings.bound or any(h.stride == stride for h in self._holders.values())
             if not used:
                 del self._strides[stride]
         return unswept
@@ -300,8 +307,9 @@ class PrefixTable:
         holdings = self._strides[stride]
         if self.compact and type(holdings) is Holdings and holdings.keys >= self.compact_from:
             self._strides[stride] = self.compact(holdings)
-        one = len(self._strides) == 1 and not self._learning
-        excess = (holdings.entries if one else self.entries) - self._max
+        if self._bound <= self._max:
+            return
+        excess = self.entries - self._max
         if excess > 0:
             # A little more than it must, so that it is not done for every batch.
             self._drop(stride, excess + self._max // 512)

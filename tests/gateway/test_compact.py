@@ -43,6 +43,14 @@ def test_both_storages_say_the_same(seed: int) -> None:
             large.sweep(3000)
             large.check()
         if step % 7 == 0:
+            wanted = rng.choice(prompts)
+            few = rng.sample(wanted, 3)
+            holding = [
+                [h.holds_any(p[n], few) for p in pairs] for n, h in enumerate((small, large))
+            ]
+            assert holding[0] == holding[1]
+            assert told(small, wanted) == told(large, wanted)
+            large.settle()
             assert [p[0].count for p in pairs] == [p[1].count for p in pairs]
             assert small.entries == large.entries
             wanted = rng.choice(prompts)
@@ -53,6 +61,31 @@ def test_both_storages_say_the_same(seed: int) -> None:
     adopted.check()
     for prompt in prompts:
         assert told(small, prompt) == told(adopted, prompt) == told(large, prompt)
+
+
+def test_changes_that_were_put_off_are_seen_at_once_and_counted_once_they_are_carried_out() -> None:
+    rng = random.Random(4)
+    small, large = Holdings(), CompactHoldings()
+    pairs = [(small.open(WorkerId(name)), large.open(WorkerId(name))) for name in "abc"]
+    prompts = [[rng.getrandbits(64) for _ in range(rng.randrange(1, 90))] for _ in range(40)]
+    held = [[0] * len(prompts) for _ in pairs]
+    for _ in range(1500):
+        who, which = rng.randrange(len(pairs)), rng.randrange(len(prompts))
+        depth, goal = held[who][which], rng.randrange(len(prompts[which]) + 1)
+        held[who][which] = goal
+        for holdings, slot in zip((small, large), pairs[who], strict=True):
+            if goal > depth:
+                holdings.add(slot, prompts[which][depth:goal], nested=True)
+            else:
+                holdings.remove(slot, prompts[which][goal:depth], nested=True)
+        assert large.bound >= small.entries
+        seen = rng.randrange(len(prompts))
+        assert told(small, prompts[seen]) == told(large, prompts[seen])
+    assert large._waiting
+    large.settle()
+    assert not large._waiting
+    assert [one.count for one, _ in pairs] == [other.count for _, other in pairs]
+    large.check()
 
 
 def told(holdings: Holdings, keys: list[int]) -> list[tuple[int, list[str]]]:
