@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
+from rig import eventually
 
 from gateway.givers import Givers
 from shared.rediskeys import Command, RedisKeys, Reply
@@ -22,6 +23,7 @@ class Link:
     def __init__(self) -> None:
         self.mood = "answers"
         self.kept: dict[str, bytes] = {}
+        self.lasts: dict[str, object] = {}
         self.waiting: list[asyncio.Event] = []
         self.calls = 0
 
@@ -37,6 +39,9 @@ class Link:
     def _answer(self, command: Command) -> Reply:
         if command[0] == "SET":
             self.kept[str(command[1])] = str(command[2]).encode()
+            self.lasts[str(command[1])] = command[4]
+        if command[0] == "EXISTS":
+            return int(str(command[1]) in self.kept)
         return [self.kept.get(str(command[1]))] if command[0] == "MGET" else b"OK"
 
     def give_up(self) -> None:
@@ -169,3 +174,86 @@ async def test_only_the_newest_wait_for_it(two: Any) -> None:
     assert await other.giver("t", "mine0") is None
     assert await other.giver("t", "mine9999") == "v"
     await other.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def told() -> AsyncIterator[tuple[Link, Givers, Clock]]:
+    """A gateway that has told of 500 responses, one a second, and looks after them all the time."""
+    link, clock = Link(), Clock()
+    givers = Givers(cast(RedisLink, link), KEYS, rest_s=0.0, look_s=0.001, clock=clock)
+    givers.start()
+    for number in range(500):
+        clock.now += 1.0
+        givers.gave("t", f"mine{number}", WorkerId("v"))
+    await turns()
+    assert len(link.kept) == 500
+    yield link, givers, clock
+    link.give_up()
+    await givers.close()
+
+
+@pytest.mark.parametrize("left", [0, 330, 490], ids=["all", "the newer third", "the newest"])
+async def test_what_redis_has_lost_is_told_again(told: Any, left: int) -> None:
+    link, givers, _ = told
+    for key in list(link.kept)[left:]:
+        del link.kept[key]
+    await eventually(lambda: len(link.kept) == 500)
+    shortest = min(int(str(each)) for each in link.lasts.values())
+    assert shortest == (3600 - 499) * 1000, "no longer than before"
+    assert await at_once(givers, "mine0") == "v"
+
+
+async def test_a_redis_that_evicts_is_not_told_all_the_time(told: Any) -> None:
+    link, _, clock = told
+    link.kept.clear()
+    await eventually(lambda: len(link.kept) == 500)
+    link.kept.clear()
+    before = link.calls
+    await asyncio.sleep(0.02)
+    await turns()
+    assert (link.kept, link.calls) == ({}, before)
+    clock.now += 20.0
+    await eventually(lambda: len(link.kept) == 500)
+
+
+async def test_what_has_expired_is_not_looked_after(told: Any) -> None:
+    link, _, clock = told
+    clock.now += 3600.0 - 100.0
+    link.kept.clear()
+    await eventually(lambda: link.kept)
+    await turns()
+    assert len(link.kept) == 100
+    clock.now += 3600.0
+    link.kept.clear()
+    before = link.calls
+    await asyncio.sleep(0.02)
+    assert (link.kept, link.calls) == ({}, before)
+
+
+@pytest.mark.parametrize("mood", ["silent", "refuses"])
+async def test_a_redis_that_comes_back_empty_is_told_what_it_had(told: Any, mood: str) -> None:
+    link, givers, _ = told
+    link.mood = mood
+    givers.gave("t", "meanwhile", WorkerId("v"))
+    await turns()
+    link.kept.clear()
+    link.give_up()
+    await turns()
+    link.mood = "answers"
+    link.give_up()
+    await eventually(lambda: len(link.kept) == 501)
+
+
+async def test_a_look_that_fails_keeps_nobody_waiting(told: Any) -> None:
+    link, givers, _ = told
+    link.mood = "refuses"
+    await eventually(lambda: givers._away)
+    assert await at_once(givers) is None

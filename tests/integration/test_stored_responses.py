@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -327,3 +328,34 @@ async def test_without_its_redis_a_gateway_goes_by_what_it_knows(
         await settles(all_known, 30.0)
     finally:
         redis.thaw()
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("how", ["flush", "restart"])
+async def test_a_redis_that_lost_all_is_told_again_who_gave_what(
+    stub, serve, redis_server_factory, how: str
+) -> None:
+    """A gateway that never saw them finds each response's worker, without new traffic."""
+    redis = redis_server_factory("newest")
+    stubs = [each.stub for each in await fleet(stub)]
+    shared = {"redis.url": redis.url}
+    told = await serve(*stubs, **shared)
+    given = await spread(told.url, random.Random(13), stream=False)
+    if how == "flush":
+        await flush_all(redis.port)
+    else:
+        redis.stop()
+        redis.start()
+    other = await serve(*stubs, **shared)
+
+    async def all_known() -> bool:
+        return not await followed(other.url, given)
+
+    await settles(all_known, 30.0)
+
+
+async def flush_all(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"FLUSHALL\r\n")
+    assert await reader.readline() == b"+OK\r\n"
+    writer.close()
