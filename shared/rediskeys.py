@@ -64,6 +64,11 @@ class RedisKeys:
     def _tag(self, shard: int) -> str:
         return f"hw:{{{self.deployment}.{shard}}}"
 
+    @staticmethod
+    def shard_in(name: bytes) -> int:
+        """Shard of a key that was named by :meth:`log` or :meth:`learned`."""
+        return int(name.rpartition(b"}")[0].rpartition(b".")[2])
+
     def members(self, shard: int) -> str:
         """SET of worker ids of a shard; healed by each heartbeat."""
         return f"{self._tag(shard)}:members"

@@ -60,8 +60,9 @@ async def read_feed(
     *,
     connect_s: float,
     headers: dict[str, str],
-) -> AsyncGenerator[EventBatch | None, None]:
-    """Batches of a worker's feed as they arrive; None for a keep-alive. Never ends by itself.
+) -> AsyncGenerator[list[EventBatch], None]:
+    """Batches of a worker's feed as they arrive; none of them after a sign of life without news.
+    Never ends by itself.
 
     :param resume: after which batch to go on; None asks for the whole contents.
     :raises FeedBroken: for every reason to stop.
@@ -80,8 +81,7 @@ async def read_feed(
                 raise FeedBroken(f"status {response.status}")
             parser = FrameParser()
             async for chunk in response.content.iter_any():
-                for frame in parser.feed(chunk):
-                    yield decode_batch(frame) if frame else None
+                yield [decode_batch(frame) for frame in parser.feed(chunk) if frame]
     except (aiohttp.ClientError, TimeoutError) as error:
         raise FeedBroken(f"{type(error).__name__}: {error}"[:200]) from error
     except (msgspec.DecodeError, RecursionError) as error:

@@ -85,7 +85,7 @@ class LearnedFeed:
                 raise RedisLost(f"learned: {reply}")
         more = False
         for reply in replies[len(telling) :]:
-            entries = parse_entries(self._keys, reply, self._keys.learned)
+            entries = parse_entries(self._keys, reply)
             more = more or len(entries) == READ_PER_SHARD
             await self._hear(entries)
         return more

@@ -9,6 +9,7 @@ missing is judged by the sequence numbers alone (``gateway.index.replica``).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from gateway.index.base import Applied
 from gateway.index.redis import (
     LogEntry,
     checkpoint_commands,
+    entries_per_shard,
     id_order,
     is_replica,
     look_commands,
@@ -44,6 +46,9 @@ BLOCK_S = 0.2
 """A read waits this long for news; a worker that joins is caught up with after it."""
 POLL_S = 0.025
 """Pause between two reads of a Cluster's logs: no command can wait for several servers."""
+GATHER_S = 0.02
+"""A single server that had news is read again so much later: a read wakes at the first entry, and
+those of one prompt follow each other by some milliseconds."""
 CHECK_EVERY_S = 1.0
 SLICE_S = 0.002
 """Longest turn on the event loop while batches are applied."""
@@ -97,7 +102,7 @@ class _Reader:
 
 @dataclass(eq=False)
 class LogFollower(_Reader):
-    """Reads the log of all shards into the replica, for ever."""
+    """Reads the log of all shards that have a worker into the replica, for ever."""
 
     _cursors: dict[int, bytes] = field(default_factory=dict, init=False)
     _rewind: set[int] = field(default_factory=set, init=False)
@@ -108,7 +113,6 @@ class LogFollower(_Reader):
     _checked_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self._rewind |= set(range(self._keys.shards))
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     def rewind(self, worker: WorkerId) -> None:
@@ -134,17 +138,18 @@ class LogFollower(_Reader):
 
     async def _look_around(self) -> None:
         """The server's clock and role, and whether our place in each stream still exists."""
-        commands, places = look_commands(self._keys)
         [role] = await self._link.call([("ROLE",)])
         if is_replica(role) and not self._link.cluster:
             raise RedisLost("it is a replica now")
-        replies = await self._link.call(commands, at=places)
+        shards = self._shards()
+        commands, places = look_commands(self._keys, shards)
+        replies = await self._link.call(commands, at=places) if commands else []
         try:
-            clocks = [server_time_s(reply) for reply in replies[::2]]
+            clocks = dict(zip(shards, map(server_time_s, replies[::2]), strict=True))
         except ValueError as error:
             raise RedisLost(str(error)) from error
         self._checked_at = self._replica.redis_at = self._clock()
-        for shard, reply in enumerate(replies[1::2]):
+        for shard, reply in zip(shards, replies[1::2], strict=True):
             self._offsets_s[shard] = clocks[shard] - self._clock()
             cursor, last = self._cursors.get(shard), parse_last_id(reply)
             if cursor is not None and last is not None and id_order(cursor) > id_order(last):
@@ -153,11 +158,23 @@ class LogFollower(_Reader):
                 self._rewind.add(shard)
                 self._stats.cursor_resets += 1
                 self._log.info("redis_log_changed", shard=shard)
-        self._cursors |= {shard: lookback_id(clocks[shard]) for shard in self._rewind}
-        self._catching_up |= self._rewind
-        self._rewind.clear()
+        rewound = self._rewind & clocks.keys()
+        self._cursors |= {shard: lookback_id(clocks[shard]) for shard in rewound}
+        self._catching_up |= rewound
+        self._rewind -= rewound
+
+    def _shards(self) -> list[int]:
+        """Those with a worker that publishes events; new ones are to be read from far back."""
+        publish = (followed.info for followed in self._replica if followed.info.event_feed)
+        shards = {self._keys.shard_of(info.id) for info in publish}
+        self._cursors = {s: cursor for s, cursor in self._cursors.items() if s in shards}
+        self._rewind = (self._rewind & shards) | (shards - self._cursors.keys())
+        return sorted(shards)
 
     async def _read(self) -> None:
+        if not self._cursors:
+            await asyncio.sleep(BLOCK_S)
+            return
         entries = await self._next()
         self._replica.redis_at = self._clock()
         if not entries:
@@ -170,6 +187,10 @@ class LogFollower(_Reader):
             self._cursors[entry.shard] = entry.id
         await self._apply(entries)
         self._note_lag(entries)
+        counts = Counter(entry.shard for entry in entries)
+        more = max(counts.values()) >= entries_per_shard(len(self._cursors))
+        if not more:
+            await asyncio.sleep(POLL_S if self._link.cluster else GATHER_S)
 
     async def _next(self) -> list[LogEntry]:
         """What follows the cursors; a single server is waited for."""

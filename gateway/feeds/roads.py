@@ -9,7 +9,8 @@ Both may run at once for a while: batches that come twice are skipped by their n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from random import Random
 from typing import Any
@@ -21,12 +22,14 @@ from gateway.config import WorkersConfig
 from gateway.feeds.base import FedRouter
 from gateway.feeds.enginefeed import EngineFeeds
 from gateway.feeds.httpfeed import FeedBroken, read_feed
-from gateway.feeds.redisfeed import Backoff, CheckpointLoader, take_in
+from gateway.feeds.redisfeed import SLICE_S, Backoff, CheckpointLoader, take_in
 from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
+from gateway.index.base import Applied
 from gateway.index.replica import Followed, Replica, starts_anew
 from gateway.index.stats import FeedStats
 from gateway.ticks import tick
+from shared.events import EventBatch
 from shared.types import WorkerId
 
 OURS = "headwater"
@@ -168,19 +171,32 @@ class Roads:
             whole = False
             try:
                 async with aclosing(feed):
-                    async for batch in feed:
-                        now = self._clock()
-                        self._replica.heard_http(worker, now)
+                    async for batches in feed:
+                        self._replica.heard_http(worker, self._clock())
                         backoff.reset()
-                        if batch is None:
-                            continue
-                        applied = await take_in(self._replica, batch, now)
-                        self._stats.http_resyncs += starts_anew(batch) and applied.ok
-                        if not applied.ok:
-                            whole = applied.reason == "gap"
+                        refused = await self._take(batches)
+                        if refused is not None:
+                            whole = refused.reason == "gap"
                             break
             except FeedBroken as error:
                 self._log.info("worker_feed_broken", worker=worker, reason=str(error))
             # It may have restarted, or gone: its address knows.
             self._tender.suspect(worker)
             await backoff.pause()
+
+    async def _take(self, batches: Sequence[EventBatch]) -> Applied | None:
+        """Batches of a worker's own feed, in order; what became of the first that did not fit."""
+        turn = self._clock()
+        for batch in batches:
+            now = self._clock()
+            if now - turn > SLICE_S:
+                await asyncio.sleep(0)
+                turn = now = self._clock()
+            if starts_anew(batch):
+                applied = await take_in(self._replica, batch, now)
+                self._stats.http_resyncs += applied.ok
+            else:
+                applied = self._replica.offer(batch, now)
+            if not applied.ok:
+                return applied
+        return None

@@ -7,7 +7,7 @@ keys of one shard only, except the stream read of a single server, which waits f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -32,8 +32,8 @@ from shared.rediskeys import (
 from shared.types import Epoch, Tier, WorkerId
 
 WORKER_SOURCE = "worker"
-ENTRIES_PER_READ = 64
-"""Over all streams of one read: what can be taken in between two turns of the event loop."""
+ENTRIES_PER_READ = 256
+"""Over all streams of one read, at most."""
 LOOKBACK_MS = int((CHECKPOINT_EVERY_S + 5.0) * 1000)
 """A checkpoint is at most this old, so a log read from here closes the distance to it."""
 
@@ -194,9 +194,14 @@ def parse_checkpoint(replies: Sequence[Reply], epoch: Epoch) -> Checkpoint | Non
     return Checkpoint(seq, b"".join(wanted[:CHUNKS]), b"".join(wanted[CHUNKS:]))
 
 
+def entries_per_shard(shards: int) -> int:
+    """How many one read of so many shards takes of each, at most."""
+    return max(1, ENTRIES_PER_READ // shards)
+
+
 def poll_commands(keys: RedisKeys, cursors: Mapping[int, bytes]) -> list[Command]:
     """What follows the cursors, one command per shard: in a Cluster they are on several servers."""
-    count = max(1, ENTRIES_PER_READ // len(cursors))
+    count = entries_per_shard(len(cursors))
     return [
         ("XREAD", "COUNT", count, "STREAMS", keys.log(shard), cursor)
         for shard, cursor in cursors.items()
@@ -206,24 +211,17 @@ def poll_commands(keys: RedisKeys, cursors: Mapping[int, bytes]) -> list[Command
 def read_command(keys: RedisKeys, cursors: Mapping[int, bytes], block_ms: int) -> Command:
     """Wait for what follows the cursors of the given shards."""
     names = tuple(keys.log(shard) for shard in cursors)
-    count = max(1, ENTRIES_PER_READ // len(cursors))
+    count = entries_per_shard(len(cursors))
     head: Command = ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS")
     return (*head, *names, *cursors.values())
 
 
-def parse_entries(
-    keys: RedisKeys, reply: Reply, stream: Callable[[int], str] | None = None
-) -> list[LogEntry]:
-    """Entries of an ``XREAD`` reply, stream by stream, oldest first.
-
-    :param stream: name of the stream of a shard; the log's by default.
-    """
+def parse_entries(keys: RedisKeys, reply: Reply) -> list[LogEntry]:
+    """Entries of an ``XREAD`` reply, stream by stream, oldest first."""
     if not isinstance(reply, list):
         return []
-    name_of = stream or keys.log
-    shards = {name_of(shard).encode(): shard for shard in range(keys.shards)}
     return [
-        LogEntry(shards[name], entry_id, fields)
+        LogEntry(keys.shard_in(name), entry_id, fields)
         for name, rows in reply
         for entry_id, fields in rows
     ]
@@ -234,11 +232,12 @@ def forget_member_command(keys: RedisKeys, worker: WorkerId) -> Command:
     return ("SREM", keys.members(keys.shard_of(worker)), worker)
 
 
-def look_commands(keys: RedisKeys) -> tuple[list[Command], dict[int, str]]:
-    """Server's clock and stream of each shard, and the keys whose servers' clocks are meant."""
+def look_commands(keys: RedisKeys, shards: Iterable[int]) -> tuple[list[Command], dict[int, str]]:
+    """Server's clock and stream of each of the shards, and the keys whose servers' clocks are
+    meant."""
     commands: list[Command] = []
     places: dict[int, str] = {}
-    for shard in range(keys.shards):
+    for shard in shards:
         places[len(commands)] = keys.log(shard)
         commands += [("TIME",), ("XINFO", "STREAM", keys.log(shard))]
     return commands, places

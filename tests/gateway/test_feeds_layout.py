@@ -35,7 +35,7 @@ def test_no_command_crosses_a_slot() -> None:
         *layout.members_commands(KEYS),
         *layout.registration_commands(KEYS, ["a", "b"]),
         *layout.checkpoint_commands(KEYS, "a", 5),
-        *layout.look_commands(KEYS)[0][1::2],
+        *layout.look_commands(KEYS, range(KEYS.shards))[0][1::2],
         *layout.poll_commands(KEYS, dict.fromkeys(range(KEYS.shards), b"1-0")),
         layout.forget_member_command(KEYS, "a"),
         layout.read_command(KEYS, {3: b"0-0"}, 10),
@@ -44,6 +44,13 @@ def test_no_command_crosses_a_slot() -> None:
     assert all(len(slots(command)) == 1 for command in commands)
     workers = [f"10.0.0.{n}:8100" for n in range(200)]
     assert len({key_slot(KEYS.worker(w).encode()) for w in workers}) == KEYS.shards
+
+
+def test_the_shard_of_a_stream_is_read_from_its_name() -> None:
+    for keys in (KEYS, RedisKeys("a.b}c.7")):
+        for shard in (0, 9, 15):
+            assert keys.shard_in(keys.log(shard).encode()) == shard
+            assert keys.shard_in(keys.learned(shard).encode()) == shard
 
 
 def test_a_read_takes_a_bounded_number_of_entries() -> None:

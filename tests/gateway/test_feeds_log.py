@@ -83,8 +83,9 @@ class FakeRedis:
         return self.values.get(name)
 
     def cursors(self) -> list[dict[str, bytes]]:
-        reads = [command for command in self.asked if command[0] == "XREAD"]
-        return [dict(zip(r[6 : 6 + KEYS.shards], r[6 + KEYS.shards :], strict=True)) for r in reads]
+        read = [command[6:] for command in self.asked if command[0] == "XREAD"]
+        halves = [len(streams) // 2 for streams in read]
+        return [dict(zip(r[:n], r[n:], strict=True)) for r, n in zip(read, halves, strict=True)]
 
 
 class Rig:
@@ -128,7 +129,7 @@ async def test_reading_begins_before_the_oldest_checkpoint(rig: Rig) -> None:
     rig.redis.reads.append(None)
     await rig.follow()
     start = b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
-    assert rig.redis.cursors()[0] == {KEYS.log(0): start, KEYS.log(1): start}
+    assert rig.redis.cursors()[0] == {KEYS.log(SHARD): start}
     assert rig.stats.index_lag_s == 0.0
 
 
@@ -177,16 +178,74 @@ async def test_the_past_that_is_read_on_purpose_is_no_lag(rig: Rig) -> None:
     assert (rig.stats.cursor_resets, rig.stats.index_lag_s) == (0, 0.0)
 
 
+async def turns(count: int = 100) -> None:
+    """For others on the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+OTHER = next(name for name in "abcdefgh" if KEYS.shard_of(name) != SHARD)
+
+
 async def test_a_new_worker_rewinds_only_its_shard(rig: Rig) -> None:
+    rig.replica.follow(WorkerInfo(OTHER, 1, "http://o", ("m",)))
     rig.redis.reads += [None, rig.page(rig.entry(1, 999_999)), None]
     await rig.follow()
-    rig.follower.rewind("w")
+    rig.follower.rewind(OTHER)
     rig.redis.reads.append(None)
     before = rig.redis.cursors()[-1]
     await rig.follow()
     after = rig.redis.cursors()[-1]
-    assert after[KEYS.log(SHARD)] == b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
-    assert after[KEYS.log(1 - SHARD)] == before[KEYS.log(1 - SHARD)]
+    assert after[KEYS.log(1 - SHARD)] == b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
+    assert after[KEYS.log(SHARD)] == before[KEYS.log(SHARD)] == b"999999000-0"
+
+
+async def test_shards_are_read_while_they_have_a_worker_with_events(rig: Rig) -> None:
+    rig.replica.follow(WorkerInfo(OTHER, 1, "http://o", ("m",), event_feed=False))
+    rig.redis.reads.append(None)
+    await rig.follow()
+    assert set(rig.redis.cursors()[-1]) == {KEYS.log(SHARD)}
+    rig.replica.follow(WorkerInfo(OTHER, 2, "http://o", ("m",)))
+    rig.replica.forget("w")
+    rig.redis.reads.append(None)
+    await rig.follow()
+    assert rig.redis.cursors()[-1] == {KEYS.log(1 - SHARD): b"%d-0" % (1_000_000_000 - LOOKBACK_MS)}
+
+
+async def test_without_workers_redis_counts_as_read_and_the_first_is_read_from_its_past(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redisfeed, "BLOCK_S", 0.0)
+    rig.replica.forget("w")
+    task = asyncio.create_task(rig.follower.run())
+    await turns()
+    assert rig.replica.redis_at == rig.now
+    assert rig.redis.cursors() == []
+    rig.replica.follow(WorkerInfo("w", 1, "http://w", ("m",)))
+    rig.follower.rewind("w")
+    rig.redis.reads.append(rig.page(rig.entry(1, 999_999)))
+    await turns()
+    assert rig.seen == [1]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    start = b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
+    assert rig.redis.cursors()[0] == {KEYS.log(SHARD): start}
+
+
+async def test_a_worker_that_joins_while_servers_are_asked_is_not_forgotten(rig: Rig) -> None:
+    asked = rig.redis.call
+
+    async def call(commands, wait_s: float = 0.0, *, at=None):
+        if commands[0][0] == "TIME":
+            rig.replica.follow(WorkerInfo(OTHER, 1, "http://o", ("m",)))
+            rig.follower.rewind(OTHER)
+        return await asked(commands, wait_s, at=at)
+
+    rig.redis.call = call
+    rig.redis.reads += [None, None]
+    await rig.follow()
+    assert set(rig.redis.cursors()[0]) == {KEYS.log(SHARD)}
+    assert rig.redis.cursors()[1][KEYS.log(1 - SHARD)] == b"%d-0" % (1_000_000_000 - LOOKBACK_MS)
 
 
 @pytest.mark.parametrize("trouble", ["replica", "error"])

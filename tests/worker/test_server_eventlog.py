@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from shared.blocks import unpack_keys
 from shared.events import EventBatch, Snapshot, decode_batch, removed, stored
 from shared.types import Epoch, WorkerId
+from worker import routes_native
 from worker.eventlog import Contents, EventLog, make_epoch
 from worker.publish import cut_chunks
 
@@ -99,3 +102,42 @@ def test_chunks_are_sorted_and_cut_by_the_top_bits() -> None:
     assert list(unpack_keys(chunks[15])) == [2**64 - 1]
     assert chunks[2] == b""
     assert keys[0] == 2**64 - 1
+
+
+class Written:
+    """What a feed wrote, write by write."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+
+    async def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+
+async def test_batches_that_follow_each_other_closely_are_one_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, written, over = make_log(), Written(), asyncio.Event()
+    log.attach(asyncio.get_running_loop())
+    paused = asyncio.Event()
+
+    async def pause(_seconds: float) -> None:
+        paused.set()
+        await over.wait()
+
+    monkeypatch.setattr(routes_native, "pause", pause)
+    routes = routes_native.NativeRoutes(None)  # type: ignore[arg-type]
+    feed = asyncio.create_task(routes._feed(log, written, 0))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    log.append([stored([1], None)])
+    await paused.wait()
+    log.append([stored([2], 1)])
+    assert written.writes == []
+    over.set()
+    while not written.writes:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    entries = log.since(0)
+    assert entries is not None
+    assert written.writes == [routes_native.frames(entry.data for entry in entries)]
+    log.close()
+    await feed
