@@ -34,7 +34,7 @@ from gateway.gate import Gate
 from gateway.httpserver import HttpServer, base_url, bound_port
 from gateway.index import backends
 from gateway.index.table import PrefixTable
-from gateway.inherited import Inherited, number_of
+from gateway.inherited import Inherited, number_of, shown_by
 from gateway.openers import (
     admin_tls,
     check_config,
@@ -112,6 +112,7 @@ class Gateway:
             config.deployment.hash_key,
             bundles,
             read_approved(config.tenancy.shared_prompts),
+            shown=shown_by(inherited),
         )
         self.feeds = Feeds(
             self.router,

@@ -29,6 +29,7 @@ from shared.errors import HeadwaterError
 from shared.openai import GenerateRequest, own_salt
 from shared.render import Renderer
 from shared.sharedprefix import SharedPrefix
+from shared.shownpieces import ShownPieces
 from shared.textchain import TextChain
 from shared.types import BlockKey
 
@@ -127,8 +128,10 @@ class Prompts:
         source: BundleSource,
         approved: tuple[Beginning, ...] = (),
         *,
+        shown: ShownPieces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._shown = shown
         self._config, self._hash_key, self._source, self._clock = config, hash_key, source, clock
         self._approvals = Approvals(approved, clock)
         self._log = structlog.get_logger("headwater.prompts")
@@ -283,7 +286,7 @@ class Prompts:
         try:
             bundle = await self._bundle(profile)
             cache_bytes = int(self._config.cache_mib * 2**20)
-            renderer = await asyncio.to_thread(Renderer, bundle, cache_bytes)
+            renderer = await asyncio.to_thread(Renderer, bundle, cache_bytes, shown=self._shown)
             await asyncio.to_thread(self._approvals.reckon, name, renderer)
         except (HeadwaterError, ValueError, OSError) as error:
             self._failed[name] = (self._clock(), str(error))

@@ -38,6 +38,7 @@ from shared.errors import BadRequest
 from shared.livecheck import Background, LiveCheck, on_own_thread
 from shared.openai import GenerateRequest, RouteKind
 from shared.segments import CacheStats, Segment, SegmentCache
+from shared.shownpieces import LONG_ENOUGH, ShownPieces
 from shared.template import ChatTemplate
 from shared.textchain import EncodedChain, TextChain
 
@@ -105,6 +106,7 @@ class Renderer:
     :param cache_bytes: memory for pieces and chains.
     :param check_every: one in so many requests is compared with a full encode.
     :param background: runs that comparison; a thread of its own if None.
+    :param shown: what other processes have encoded, and where ours is shown to them.
     :raises BundleError: the tokenizer or a template cannot be read.
     """
 
@@ -115,8 +117,9 @@ class Renderer:
         *,
         check_every: int = CHECK_EVERY,
         background: Background | None = None,
+        shown: ShownPieces | None = None,
     ) -> None:
-        self.bundle = bundle
+        self.bundle, self._shown = bundle, shown
         self.tokenizer = open_tokenizer(bundle)
         self._template = _read_template(bundle.chat_template)
         self._tool_template = _read_template(bundle.tool_template)
@@ -240,7 +243,7 @@ class Renderer:
     def _segments(self, plan: _Plan, pieces: Sequence[str]) -> list[Segment]:
         """One prompt's text as segments; pieces not known yet are encoded here."""
         segments = [
-            self._cache.add(piece, self._encode(piece)) if held is None else held
+            self._cache.add(piece, self._seen_or_encoded(piece)) if held is None else held
             for piece, held in zip(pieces, self._cache.find(pieces), strict=True)
         ]
         return [*self._before, *segments, *self._after] if plan.special else segments
@@ -250,6 +253,17 @@ class Renderer:
         if isinstance(prompt, bytes):
             return prompt
         return b"".join(segment.tokens for segment in self._segments(plan, prompt))
+
+    def _seen_or_encoded(self, piece: str) -> bytes:
+        """Packed tokens of a piece; a long one may have been encoded by another process."""
+        if self._shown is None or len(piece) < LONG_ENOUGH:
+            return self._encode(piece)
+        name = self._shown.name(self.bundle.fingerprint, piece)
+        tokens = self._shown.find(name)
+        if tokens is None:
+            tokens = self._encode(piece)
+            self._shown.add(name, tokens)
+        return tokens
 
     def _encode(self, piece: str) -> bytes:
         """Packed tokens of a piece.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from secrets import token_urlsafe
+from secrets import token_bytes, token_urlsafe
 from socket import socket
 from typing import Any
 
@@ -30,10 +31,13 @@ from gateway.processes.front import Front
 from gateway.processes.group import Group
 from gateway.processes.sockets import open_admin, open_public, port_of
 from shared.errors import ConfigError
+from shared.shownpieces import LEAST_AREA, make_area_file
 
 CUT_S = 10.0
 """Beyond the time to drain, how long a process may take to end."""
 EXIT_AT_ONCE = 130
+_SHOWN_SHARE = 8
+"""Of the memory for segments that each process may have, so much again is shown to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Processes:
         self._supervisor = Supervisor(lambda text: self._log.warning("process", note=text))
         self._log: Any = structlog.get_logger("headwater.gateway")
         self._token = token_urlsafe(24)
+        self._secret = token_bytes(32)
         self._children: list[Child] = []
         self._group: Group
         self._url = ""
@@ -65,6 +70,7 @@ class Processes:
         if sys.platform != "linux":
             raise ConfigError("listen.processes", listen.processes, "needs Linux")
         public = open_public(listen.host, listen.port, listen.processes)
+        pieces = make_area_file(listen.processes, _area_bytes(config))
         self._url = base_url(listen.host, port_of(public), tls=bool(listen.tls_cert))
         admins = [open_admin() for _ in public]
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in admins]
@@ -81,7 +87,7 @@ class Processes:
                     ended.callback(listener.close)
                     redis_url = await self._redis(Path(folder))
                     tending = asyncio.create_task(group.run(), name="processes")
-                    await self._start(self._specs(public, admins, redis_url))
+                    await self._start(self._specs(public, admins, pieces, redis_url))
                     await self._supervisor.until(tending.done)
                 except ChildFailed as failure:
                     return self._failed(failure)
@@ -94,6 +100,7 @@ class Processes:
             await server.shutdown(0.5)
             for sock in (*admins, *(sock for mine in public for sock in mine)):
                 sock.close()
+            os.close(pieces)
         return EXIT_AT_ONCE if self._supervisor.killed else 0
 
     async def _listen(self, server: HttpServer) -> asyncio.Server:
@@ -126,7 +133,7 @@ class Processes:
         return url
 
     def _specs(
-        self, public: list[list[socket]], admins: list[socket], redis_url: str
+        self, public: list[list[socket]], admins: list[socket], pieces: int, redis_url: str
     ) -> list[ChildSpec]:
         fds = tuple(tuple(sock.fileno() for sock in mine) for mine in public)
         specs = []
@@ -141,7 +148,8 @@ class Processes:
                 "redis.url": redis_url,
             }
             path = None if self._origin.path is None else str(self._origin.path)
-            order = Order(path, flags, Inherited(number, fds, admin.fileno()))
+            inherited = Inherited(number, fds, admin.fileno(), pieces, self._secret)
+            order = Order(path, flags, inherited)
             specs.append(
                 ChildSpec(
                     f"process {number}",
@@ -150,7 +158,7 @@ class Processes:
                     env={VARIABLE: encode(order)},
                     stop_s=self._stop_s,
                     heard=partial(self._heard, number),
-                    inherits=(*(fd for mine in fds for fd in mine), admin.fileno()),
+                    inherits=(*(fd for mine in fds for fd in mine), admin.fileno(), pieces),
                     gives_up=False,
                 )
             )
@@ -205,6 +213,11 @@ class Processes:
         if failure.code != EXIT_CONFIG:  # a mistake in the configuration was told by the process
             sys.stderr.write(f"headwater: {failure}\n")
         return failure.code
+
+
+def _area_bytes(config: GatewayConfig) -> int:
+    """Of one process's part of the memory in which they show each other what they encoded."""
+    return max(LEAST_AREA, int(config.render.cache_mib * 2**20 / _SHOWN_SHARE) // 8 * 8)
 
 
 def run(config: GatewayConfig, origin: Origin, say: Callable[[str], None]) -> int:

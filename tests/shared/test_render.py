@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from shared.bundle import TokenizerBundle
 from shared.errors import BadRequest
 from shared.openai import GenerateRequest, RouteKind, parse
 from shared.render import Renderer, TextChain, UnsupportedContent, byte_bundle
+from shared.shownpieces import LONG_ENOUGH, ShownPieces, make_area_file
 
 ROOT = Scope("m", "t").root(b"key")
 PARTS = (
@@ -279,6 +282,20 @@ def test_a_cache_without_memory_works() -> None:
     request = chat(conversation(3))
     assert renderer.chain(request, ROOT) == Renderer(byte_bundle()).chain(request, ROOT)
     assert renderer.stats().cache.bytes == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has such memory")
+def test_a_long_piece_is_encoded_by_one_of_several_processes() -> None:
+    fd = make_area_file(2, 1 << 20)
+    views = [ShownPieces(fd, number, 2, b"secret") for number in range(2)]
+    os.close(fd)
+    first, second = (Renderer(byte_bundle(), shown=view) for view in views)
+    seen = [counted(first), counted(second)]
+    for text, again in (("é long " * LONG_ENOUGH, False), ("short", True)):
+        request = chat(user(text))
+        expected = Renderer(byte_bundle()).chain(request, ROOT)
+        assert first.chain(request, ROOT) == second.chain(request, ROOT) == expected
+        assert [any(text in piece for piece in each) for each in seen] == [True, again]
 
 
 def test_threads_agree(renderer: Renderer) -> None:
