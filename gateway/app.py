@@ -24,6 +24,7 @@ from gateway.httpserver import check_json, json_answer
 from gateway.openapi import OPENAPI, document
 from gateway.pipeline import CLIENT_CLOSED, Pipeline
 from gateway.router import Router
+from gateway.stored import STORED, response_of, stored_route
 from gateway.telemetry import PrometheusSink
 from gateway.tenancy import Tenants
 from gateway.wire.answers import WireClient
@@ -67,6 +68,7 @@ READS = frozenset({*OPEN, MODELS, MODEL, OPENAPI})
 OTHER = "other"
 """Label of all paths that are no route."""
 
+_POST = ("POST",)
 _MEMO, _IS_JSON = "route", "json"
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -80,10 +82,12 @@ class Readiness:
     notes: list[str]
 
 
-def route_of(path: str) -> str:
+def route_of(path: str, method: str = "POST") -> str:
     """The documented name of a path's route; ``other`` if there is none."""
     if path in GENERATE or path in RELAYED or path in READS:
         return path
+    if (stored := stored_route(path, method)) is not None:
+        return stored
     if path.startswith(f"{MODELS}/"):
         return MODEL
     if path.startswith("/v1/") and len(path) > len("/v1/") and _relayable(path):
@@ -146,7 +150,7 @@ class App:
         if seen is None:
             own = request.headers.get("x-request-id", "")
             own = own if _PLAIN_ID.fullmatch(own) else ""
-            seen = memo[_MEMO] = route_of(request.path), own
+            seen = memo[_MEMO] = route_of(request.path, request.method), own
         route, own = seen
         request_id = RequestId(f"req-{self._ids.getrandbits(96):024x}")
         inbound = Inbound(
@@ -187,8 +191,9 @@ class App:
         if route in READS or (route == OTHER_V1 and method in ("GET", "HEAD")):
             await client.send(self._read(route, request))
             return
-        if method != "POST":
-            raise MethodNotAllowed("This route takes POST only.")
+        allowed = STORED.get(route, _POST)
+        if method not in allowed:
+            raise MethodNotAllowed(f"This route takes {' and '.join(allowed)} only.", allowed)
         self._refuse_if_draining()
         kind = GENERATE.get(route)
         if kind is not None and _IS_JSON not in request.memo:
@@ -203,6 +208,8 @@ class App:
         try:
             if kind is not None:
                 await self._pipeline.generate(inbound, kind, client)
+            elif route in STORED:
+                await self._pipeline.stored(inbound, response_of(request.path), method, client)
             else:
                 await self._pipeline.relay(inbound, client)
         finally:
@@ -227,7 +234,7 @@ class App:
 
     def _read(self, route: str, request: ServerRequest) -> Answer:
         if request.method not in ("GET", "HEAD"):
-            raise MethodNotAllowed("This route takes GET only.")
+            raise MethodNotAllowed("This route takes GET only.", ("GET", "HEAD"))
         if route == "/health":
             return json_answer({"status": "alive"})
         if route == "/ready":
@@ -297,5 +304,5 @@ def _with_hints(answer: Answer, error: ApiError) -> Answer:
     if isinstance(error, Unauthorized):
         answer.headers.append(("WWW-Authenticate", "Bearer"))
     elif isinstance(error, MethodNotAllowed):
-        answer.headers.append(("Allow", "POST" if "POST" in error.message else "GET, HEAD"))
+        answer.headers.append(("Allow", ", ".join(error.allowed)))
     return answer

@@ -13,7 +13,7 @@ from typing import Protocol
 from gateway import refusals, relayedstream
 from gateway.engines import catalogue
 from gateway.engines.base import Engine
-from gateway.exchange import Answer, Client
+from gateway.exchange import BODYLESS, Answer, Client
 from gateway.records import Outcome
 from gateway.refusals import AttemptFailed
 from gateway.relayedstream import RelayTap
@@ -38,11 +38,13 @@ class EndAttempt(Protocol):
         outcome: Outcome,
         status: int,
         usage: Usage | None = None,
-        *,
-        response: str = "",
     ) -> None:
-        """Does nothing if that has been done. ``response``: an id to go on from."""
+        """Does nothing if that has been done."""
         ...
+
+
+Gave = Callable[[Work, str], None]
+"""Told the id of a response that a client has, while its attempt is booked."""
 
 
 async def deliver(
@@ -50,6 +52,7 @@ async def deliver(
     response: UpstreamResponse,
     client: Client,
     end: EndAttempt,
+    gave: Gave,
     clock: Callable[[], float],
 ) -> None:
     """Pass one answer on. Raises :class:`AttemptFailed`, ``UpstreamError`` or ``ClientGone``."""
@@ -61,17 +64,19 @@ async def deliver(
     if request is not None and request.stream and not is_json:
         await _stream(work, request, response, client, end, clock)
     elif request is not None or is_json:
-        await _whole(work, response, client, end)
+        await _whole(work, response, client, end, gave)
     elif _is_known_stream(work, response):
-        await _relayed(work, response, client, end, clock)
+        await _relayed(work, response, client, end, gave, clock)
     else:
         await _verbatim(work, response, client, end)
 
 
-async def _whole(work: Work, response: UpstreamResponse, client: Client, end: EndAttempt) -> None:
+async def _whole(
+    work: Work, response: UpstreamResponse, client: Client, end: EndAttempt, gave: Gave
+) -> None:
     """An answer that is passed on when all of it is there."""
     body = await _read_all(response)
-    usage, given = None, ""
+    usage = None
     if work.request is not None and (usage := usual_usage(body)) is None:
         decoded = refusals.decode_json(body)
         if not isinstance(decoded, dict) and not _encoded(response):
@@ -82,7 +87,8 @@ async def _whole(work: Work, response: UpstreamResponse, client: Client, end: En
         usage = _adapter(work).usage(decoded)
     elif work.request is None and work.inbound.route in dialogue.ROUTES:
         usage, given = _told(body, work.inbound.route)
-    end(work, Outcome.OK, response.status, usage, response=given)
+        gave(work, given)
+    end(work, Outcome.OK, response.status, usage)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
 
 
@@ -125,6 +131,10 @@ async def _verbatim(
 ) -> None:
     """Bytes of a kind we do not look into. The head is held until the first of them."""
     data = await response.read()
+    if response.status in BODYLESS:
+        end(work, Outcome.OK, response.status)
+        await client.send(work.marked(Answer(response.status, b"", response.headers)))
+        return
     await client.start(response.status, work.mark(response.headers))
     try:
         while data:
@@ -143,21 +153,26 @@ async def _relayed(
     response: UpstreamResponse,
     client: Client,
     end: EndAttempt,
+    gave: Gave,
     clock: Callable[[], float],
 ) -> None:
     """A stream of another form: held until its first content, then event for event."""
     tap = RelayTap()
     failed: UpstreamError = UpstreamBroken("the worker ended its answer early")
+    known = ""
 
     def over() -> None:
         outcome = Outcome.OK if tap.complete and not tap.failed else Outcome.UPSTREAM_ERROR
-        end(work, outcome, response.status, tap.usage, response=tap.response)
+        end(work, outcome, response.status, tap.usage)
 
     try:
         while data := await response.read():
             out = tap.feed(data, clock())
             if out and not client.started and work.lease is not None:
                 work.lease.first_token(tap.last_at, tap)
+            if out and tap.response != known:  # its reader may leave, and ask for it later
+                known = tap.response
+                gave(work, known)
             if tap.complete:  # what goes on from it may come before the worker closes
                 over()
             await _forward(work, None, out, response, client)

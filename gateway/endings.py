@@ -27,14 +27,11 @@ class Endings:
         usage: Usage | None = None,
         *,
         final: bool = True,
-        response: str = "",
     ) -> None:
         """Release the attempt's booking and keep its record; nothing if that has been done."""
         lease, item.lease = item.lease, None
         if lease is None:
             return
-        if response:
-            self._givers.gave(item.inbound.tenant, response, lease.worker)
         tap = item.tap
         end = AttemptEnd(
             outcome=outcome,
@@ -55,6 +52,11 @@ class Endings:
         self._gate.released()
         if outcome is Outcome.UPSTREAM_ERROR:
             self._suspect(lease.worker)
+
+    def gave(self, item: Work, response: str) -> None:
+        """The client has the id of a response, to go on from it or to ask for it."""
+        if item.lease is not None:
+            self._givers.gave(item.inbound.tenant, response, item.lease.worker)
 
     def rejected(self, item: Work, reject: Reject) -> ApiError:
         """Keep the record of a request that reaches no worker; returns what its client is told."""

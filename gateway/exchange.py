@@ -58,6 +58,8 @@ KEPT_FROM_CLIENTS = HOP_BY_HOP | {
 """Answer headers that are not forwarded: cookies and what binds a browser to an address or to TLS
 would bind it to the gateway, for which no worker speaks."""
 
+BODYLESS = frozenset({204, 205, 304})
+"""Statuses of answers that end with their head."""
 _INTERNAL = "x-headwater-"
 
 

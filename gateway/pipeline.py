@@ -40,7 +40,14 @@ from gateway.upstream import Timeouts, UpstreamError, UpstreamTimeout
 from gateway.wire.heads import plus
 from gateway.work import Cut, Work
 from shared import dialogue, openai, sharedprefix
-from shared.errors import ApiError, BadRequest, DeadlineExceeded, NoCapacity, RateLimited
+from shared.errors import (
+    ApiError,
+    BadRequest,
+    DeadlineExceeded,
+    NoCapacity,
+    NotFound,
+    RateLimited,
+)
 from shared.openai import RouteKind
 from shared.types import WorkerId
 
@@ -119,6 +126,26 @@ class Pipeline:
             item = await self._dialogue(inbound)
         else:
             item = work.relayed(inbound, inbound.model, self._config)
+        await self._metered(item, client)
+
+    async def stored(self, inbound: Inbound, response: str, method: str, client: Client) -> None:
+        """Something about a stored response: asked of the worker that gave it.
+
+        Where nobody knows who did, any worker of the only model may say that it does not have it.
+        Among tenants that would show one of them what another one has. Raises :class:`ApiError`.
+        """
+        giver = await self._givers.giver(inbound.tenant, response)
+        model = None if giver is None else self._router.pool(giver)
+        models = [] if self._tenants.needed else self._router.base_models()
+        if model is None and len(models) == 1:
+            model = models[0]
+        if model is None:
+            raise NotFound("No such response is known here.", code="not_found")
+        inbound.model = model
+        item = work.relayed(inbound, model, self._config)
+        item.method = method
+        if giver is not None:
+            item.elsewhere = self._router.others(model, giver)
         await self._metered(item, client)
 
     async def _dialogue(self, inbound: Inbound) -> Work:
@@ -236,12 +263,14 @@ class Pipeline:
             headers = plus(headers, (sharedprefix.HEADER, item.shared))
         body = work.body_for(item, self._recalling)
         call = self._upstream.open(
-            item.lease.url, item.path, headers, body, timeouts=self._timeouts
+            item.lease.url, item.path, headers, body, timeouts=self._timeouts, method=item.method
         )
         item.asking, item.given_up = True, False
         try:
             async with call as response:
-                await attempt.deliver(item, response, client, self._endings.end, self._clock)
+                await attempt.deliver(
+                    item, response, client, self._endings.end, self._endings.gave, self._clock
+                )
         except UpstreamError as error:
             return refusals.from_upstream(error)
         except asyncio.CancelledError:

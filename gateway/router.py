@@ -249,6 +249,11 @@ class Router:
         serving = [member.id for member in self._fleet.serving(model)]
         return tuple(other for other in serving if other != worker) if worker in serving else ()
 
+    def pool(self, worker: WorkerId) -> str | None:
+        """The first model that a member serves; None: there is no such member, or it has none."""
+        member = self._fleet.get(worker)
+        return None if member is None else member.pool or None
+
     def worker_url(self, worker: WorkerId) -> str | None:
         """Base URL of a member."""
         member = self._fleet.get(worker)

@@ -59,6 +59,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     timeout_s: float
     show: bool
     """Tell the client what was decided."""
+    method: str = "POST"
     elsewhere: Sequence[WorkerId] = ()
     """Workers that cannot serve it: another one holds what it goes on from."""
     salt: str = ""

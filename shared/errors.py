@@ -23,6 +23,7 @@ HeadwaterError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -113,10 +114,14 @@ class ModelNotFound(NotFound):
 
 
 class MethodNotAllowed(ApiError):
-    """405."""
+    """405. ``allowed``: the methods that the route takes, as far as that is to be told."""
 
     status = 405
     type = "invalid_request_error"
+
+    def __init__(self, message: str, allowed: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.allowed = tuple(allowed)
 
 
 class RequestTimeout(ApiError):

@@ -325,7 +325,9 @@ class _Connection(asyncio.Protocol):
                 seen = await self._read()
                 if self._stub.frozen:
                     await asyncio.Event().wait()
-                if seen.method == "POST":
+                # Also what looks at stored responses, and deletes them.
+                stored = seen.target.startswith("/v1/responses/")
+                if seen.method not in ("GET", "HEAD") or stored:
                     self._stub.seen.append(seen)
                     script = self._stub.script_for(seen)
                 else:

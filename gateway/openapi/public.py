@@ -18,6 +18,7 @@ from gateway.openapi.parts import (
 )
 from gateway.openapi.requests import REQUESTS
 from gateway.openapi.schemas import TEXT, Schema, ref
+from gateway.stored import STORED
 from shared import dialogue
 from shared.openai import RouteKind
 
@@ -38,7 +39,7 @@ _FIRST = ("x-request-id", "x-headwater-session", "x-headwater-priority", "x-head
 
 def routes() -> Routes:
     """All of the public listener."""
-    return {**_generation(), **_relayed(), **_reads()}
+    return {**_generation(), **_relayed(), **_stored(), **_reads()}
 
 
 def _generation() -> Routes:
@@ -94,6 +95,26 @@ def _dialogue(path: str) -> Operation:
         "earlier response (`previous_response_id`) goes to the worker that gave it.",
         parameters=parameters(),
     )
+
+
+def _stored() -> Routes:
+    texts = {
+        ("GET", "/v1/responses/{id}"): "A stored response",
+        ("DELETE", "/v1/responses/{id}"): "Delete a stored response",
+        ("GET", "/v1/responses/{id}/input_items"): "What it was an answer to",
+        ("POST", "/v1/responses/{id}/cancel"): "End a response that is being made",
+    }
+    named = {"name": "id", "in": "path", "required": True, "schema": TEXT}
+    return {
+        (method, path): replace(
+            _relay(texts[method, path]),
+            body=None,
+            description="Passed on to the worker that gave the response.",
+            parameters=[named, *parameters((*_FIRST, "traceparent"))],
+        )
+        for path, methods in STORED.items()
+        for method in methods
+    }
 
 
 def _reads() -> Routes:

@@ -7,7 +7,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from gateway.exchange import Answer, ClientGone, Headers
+from gateway.exchange import BODYLESS, Answer, ClientGone, Headers
 from gateway.wire.heads import Sealed, encoded
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 SERVER = "headwater"
 _SERVER = ("Server", SERVER)
 _NONE: Headers = []
-_BODYLESS = frozenset({204, 205, 304})
 
 
 class Dates:
@@ -58,7 +57,7 @@ def whole_head(
 ) -> bytes:
     """Head of a whole answer. Raises :class:`gateway.wire.heads.BadHead`."""
     added = _added(answer.headers, extra, date)
-    if answer.status not in _BODYLESS:
+    if answer.status not in BODYLESS:
         added.append(("Content-Length", str(len(answer.body))))
     if close or old:
         added.append(("Connection", "close" if close else "keep-alive"))
@@ -98,7 +97,7 @@ class WireClient:
         head = whole_head(
             answer, self._connection.date, self._extra, close=closing, old=self._request.old
         )
-        bodyless = self._request.method == "HEAD" or answer.status in _BODYLESS
+        bodyless = self._request.method == "HEAD" or answer.status in BODYLESS
         self._connection.send(head if bodyless else head + answer.body)
 
     async def start(self, status: int, headers: Headers) -> None:

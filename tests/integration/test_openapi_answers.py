@@ -10,6 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from rig import CHAT, CUT, Reply, ask, chat, completion, delta, plain, stream
 
+from gateway.stored import STORED
+
 KEY = "sk-one"
 BEARER = ("Authorization", f"Bearer {KEY}")
 NOT_REACHED = {
@@ -85,6 +87,29 @@ RELAYED = ("/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/rerank", "/v1
 RELAYED += ("/tokenize", "/detokenize", "/v1/{path}")
 
 
+def stored_operations() -> list[tuple[str, str]]:
+    return [(method, path) for path, methods in STORED.items() for method in methods]
+
+
+async def about_stored(judge: Judge, worker: Any, url: str) -> None:
+    """All that is asked about a stored response, in all ways in which it can fail."""
+    for method, path in stored_operations():
+        for script, body, header, status in (
+            (completion(), None, (), 200),
+            (completion(), None, (("x-headwater-priority", "soon"),), 400),
+            (plain(b"{}", 404), None, (), 404),
+            (completion(), b"x" * 20_000, (), 413),
+            ([CUT], None, (), 502),
+            ([1.0], None, (("x-headwater-timeout", "0.1"),), 504),
+        ):
+            worker.plays(script)
+            target = path.replace("{id}", "resp_1")
+            reply = await ask(url, target, body, *header, method=method)
+            assert reply.status == status, (method, path)
+            judge.check(method, path, reply)
+        judge.check(method, path, await ask(url, target, None, method="PUT"))
+
+
 async def test_the_public_listener(stub, serve) -> None:
     worker = await stub()
     tight = {"workers.idle_timeout_s": 0.5, "listen.max_body_mib": 0.01, "routing.retries": 0}
@@ -118,6 +143,7 @@ async def test_the_public_listener(stub, serve) -> None:
         assert await post(path, {**body, "stream": True}) == 200
     for path in RELAYED:
         await everywhere(path, {"model": "m"})
+    await about_stored(judge, worker, served.url)
     for path in ("/health", "/ready", "/v1/models", "/v1/models/{id}"):
         judge.check("GET", path, await ask(served.url, path.replace("{id}", "m")))
         judge.check("GET", path, await ask(served.url, path, method="POST"))
@@ -128,6 +154,8 @@ async def test_the_public_listener(stub, serve) -> None:
     for path in (CHAT, "/v1/completions", *RELAYED):
         body = {**chat(), **PROMPT}
         assert await post(path, body) == 503
+    for method, path in stored_operations():
+        judge.check(method, path, await ask(served.url, path, None, method=method))
     judge.check("GET", "/ready", await ask(served.url, "/ready"))
     assert {one for one in judge.not_seen() if one[2] != "429"} == set()
 
