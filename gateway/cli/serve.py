@@ -86,7 +86,7 @@ def gateway(
         from gateway.openers import check_config
 
         check_config(settings)
-        _say("the configuration is good")
+        typer.echo("the configuration is good")
         raise typer.Exit(0)
     if settings.listen.processes > 1:
         from gateway.processes.parent import Origin

@@ -21,7 +21,7 @@ from gateway.ledgerline import Dropped
 from gateway.packed import BREAKS_OFF, mended
 from gateway.records import RequestRecord, TokenFlow
 from gateway.report.columns import COLUMNS, TERMS, rows_of
-from gateway.report.sources import BadLine, scan
+from gateway.report.sources import BadLine, resolve, scan
 from shared.errors import ConfigError, HeadwaterError
 
 NAMED_LINES = 5
@@ -62,6 +62,18 @@ class Loaded:
     """Records that gateways had to drop, as told by the ledger."""
 
 
+def ledgers(paths: Sequence[str | Path]) -> list[Path]:
+    """As :func:`gateway.report.sources.resolve`.
+
+    :raises EmptyLedger: there is no file, which the message says of which places.
+    """
+    files = resolve(paths)
+    if not files:
+        where = ", ".join(map(str, paths))
+        raise EmptyLedger(f"no ledger files in {where}: no request has been recorded there yet")
+    return files
+
+
 @contextmanager
 def load(files: Sequence[Path], since: float | None, memory: str = MEMORY) -> Iterator[Loaded]:
     """Read all files; the database lives until the context ends.
@@ -72,8 +84,6 @@ def load(files: Sequence[Path], since: float | None, memory: str = MEMORY) -> It
     :raises EmptyLedger: no record in that time.
     :raises ConfigError: a file cannot be read.
     """
-    if not files:
-        raise EmptyLedger("no ledger files there: no request has been recorded yet")
     with TemporaryDirectory(prefix="headwater-report-") as spill:
         settings: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": memory,

@@ -11,8 +11,7 @@ import duckdb
 from gateway.ledgerline import Dropped, path_keys
 from gateway.records import Outcome, RequestRecord, Shadow, TokenFlow, Why
 from gateway.report.columns import COLUMNS, TERMS, rows_of
-from gateway.report.load import load
-from gateway.report.sources import resolve
+from gateway.report.load import ledgers, load
 from shared.errors import ConfigError
 
 EXPORTED = tuple(name for name in COLUMNS if name != "broken")
@@ -28,7 +27,7 @@ def export(paths: Sequence[str | Path], since: float | None, target: Path) -> in
     :raises EmptyLedger: no record there.
     :raises LedgerError: as for a report: what cannot be summed is not exported either.
     """
-    files = resolve(paths)
+    files = ledgers(paths)
     with load(files, since) as loaded:
         source, parameters = rows_of(files, EXPORTED, strict=False)
         earliest = "" if since is None else f"AND arrived >= {since!r}"

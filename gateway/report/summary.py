@@ -7,12 +7,11 @@ from pathlib import Path
 
 from gateway.report.counterfactual import round_robin
 from gateway.report.families import families
-from gateway.report.load import LedgerError, Loaded, load
+from gateway.report.load import LedgerError, Loaded, ledgers, load
 from gateway.report.model import Report, Section, Skipped
 from gateway.report.query import DIMENSIONS, Query
 from gateway.report.savings import savings
 from gateway.report.series import timeline
-from gateway.report.sources import resolve
 from shared.errors import ConfigError
 
 
@@ -44,7 +43,7 @@ def summarise(
     :raises LedgerError: a record's sums do not close, or a line is no record.
     """
     by = parse_by(",".join(by))
-    files = resolve(paths)
+    files = ledgers(paths)
     with load(files, since) as loaded:
         return _assemble(Query(loaded.db, loaded.records), loaded, by, top_families)
 

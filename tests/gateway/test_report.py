@@ -369,7 +369,7 @@ def test_paths_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
 
 
 def test_an_empty_ledger_says_so(tmp_path: Path) -> None:
-    with pytest.raises(EmptyLedger, match="no ledger files"):
+    with pytest.raises(EmptyLedger, match=f"no ledger files in {tmp_path}: "):
         summarise([tmp_path])
     (tmp_path / "l.jsonl").touch()
     with pytest.raises(EmptyLedger, match="no records in"):

@@ -13,7 +13,11 @@ RUN = "import sys; from shared.cli import main; sys.argv[0] = 'headwater'; sys.e
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
 @pytest.mark.parametrize(
-    "command", ["--help", "--version", "gateway --help", "doctor --redis none --wait 0.1"]
+    "command",
+    [
+        *("--help", "--version", "gateway --help", "gateway --check --redis none"),
+        "doctor --redis none --wait 0.1",
+    ],
 )
 def test_a_full_disk_is_one_line_and_exit_code_1(command: str) -> None:
     with Path("/dev/full").open("w") as full:
