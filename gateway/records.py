@@ -30,6 +30,10 @@ class Outcome(StrEnum):
     """No attempt was made: no worker, no capacity."""
 
 
+OK, REJECTED = Outcome.OK, Outcome.REJECTED
+"""For what every request passes: looking a member up in its class takes as long as a call."""
+
+
 class TokenFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Where the prompt tokens of one request went; see the module's equations. All >= 0."""
 

@@ -34,7 +34,7 @@ class SinkThread(Generic[T]):
         self._flush_s = flush_s
         self._queue: deque[T] = deque()
         self._writing = Lock()
-        self._stop = Event()
+        self._stop, self._closed = Event(), False
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -43,7 +43,7 @@ class SinkThread(Generic[T]):
 
     def put(self, item: T) -> None:
         """Take one item; never blocks, never raises. Call from one thread (the event loop)."""
-        if len(self._queue) >= self._limit or self._stop.is_set():
+        if len(self._queue) >= self._limit or self._closed:
             self.overflowed += 1
         else:
             self._queue.append(item)
@@ -59,6 +59,7 @@ class SinkThread(Generic[T]):
         """Write the rest and stop the thread; False: that had been done before."""
         if self._stop.is_set():
             return False
+        self._closed = True
         self._stop.set()
         self._thread.join()
         self.flush()

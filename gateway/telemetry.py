@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.counts import Counts, Distribution
+from gateway.counts import Count, Counts, Distribution
 from gateway.decision import WorkerStatus
 from gateway.feeds.sources import SourceState
 from gateway.index.stats import FeedStats
 from gateway.parity import Verdict
-from gateway.records import Outcome, RequestRecord, TokenFlow
+from gateway.records import REJECTED, RequestRecord, TokenFlow
 from gateway.router import Router
 from gateway.routing.base import Trust, WorkerState
 
@@ -43,6 +43,8 @@ MOST_URGENT = 5
 """Priorities beyond 5 and -5 share the labels of these."""
 MAX_WORKERS = 2048
 """So many workers get series of their own at a time."""
+FOLD_EVERY = 512
+"""After so many requests histograms sort in what they were told, if nobody has read them."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _SHORT = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25)
@@ -55,6 +57,9 @@ class RecordSink(Protocol):
     def record(self, record: RequestRecord) -> None:
         """Keep or count it."""
         ...
+
+
+DEPTHS = ("none", "partial", "full")
 
 
 def hit_depth(flow: TokenFlow) -> str:
@@ -73,6 +78,19 @@ def lookup(flow: TokenFlow) -> str:
     return "chosen" if flow.captured else "not_chosen"
 
 
+class _OfModel:
+    """What is counted of one model: series that are found once."""
+
+    __slots__ = ("itl", "label", "prompt", "total", "ttft")
+
+    def __init__(self, sink: PrometheusSink, label: str) -> None:
+        self.label = label
+        self.total, self.itl = sink.total.series(label).observe, sink.itl.series(label).observe
+        self.ttft = {hit: sink.ttft.series(label, hit).observe for hit in DEPTHS}
+        self.prompt: tuple[Count, Count] | None = None
+        """Tokens from the cache and others, once there are any."""
+
+
 class PrometheusSink:
     """Counters and histograms of requests and attempts."""
 
@@ -86,7 +104,8 @@ class PrometheusSink:
         the series of one that left are forgotten."""
         self._known, self._here = known, here
         self._workers: set[str] = set()
-        self._models: set[str] = set()
+        self._models: dict[str, _OfModel] = {}
+        self._unfolded = 0
 
         def counter(name: str, text: str, *labels: str) -> Counts:
             return Counts(registry, f"headwater_{name}", text, *labels)
@@ -94,8 +113,11 @@ class PrometheusSink:
         def histogram(
             name: str, text: str, buckets: tuple[float, ...], *labels: str
         ) -> Distribution:
-            return Distribution(registry, f"headwater_{name}", text, buckets, *labels)
+            made = Distribution(registry, f"headwater_{name}", text, buckets, *labels)
+            self._histograms.append(made)
+            return made
 
+        self._histograms: list[Distribution] = []
         self._requests = counter("requests", "Answered requests.", "route", "model", "code")
         self._attempts = Counts(
             registry,
@@ -111,11 +133,9 @@ class PrometheusSink:
         self._lookups = counter("lookups", "Requests by what was known.", "model", "result")
         self._retries = counter("retries", "Attempts after the first.", "reason")
         self._shed = counter("shed", "Requests that no worker could take.", "reason")
-        self._ttft = histogram(
-            "ttft_seconds", "Arrival to first content.", _SECONDS, "model", "hit"
-        )
-        self._itl = histogram("itl_seconds", "Mean time between contents.", _SECONDS, "model")
-        self._total = histogram("request_seconds", "Arrival to end.", _SECONDS, "model")
+        self.ttft = histogram("ttft_seconds", "Arrival to first content.", _SECONDS, "model", "hit")
+        self.itl = histogram("itl_seconds", "Mean time between contents.", _SECONDS, "model")
+        self.total = histogram("request_seconds", "Arrival to end.", _SECONDS, "model")
         self._decision = histogram("decision_seconds", "Time to decide.", _SHORT, "stage")
         overhead = "Time in the gateway before the worker is called."
         self.overhead = histogram("overhead_seconds", overhead, _SHORT).series().observe
@@ -128,30 +148,44 @@ class PrometheusSink:
 
     def request(self, route: str, model: str, status: int) -> None:
         """One request was answered."""
-        self._requests.add((route, self._label(model), str(status)))
+        known = self._models.get(model) or self._of(model)
+        self._requests.series[route, known.label, str(status)].value += 1
+        self._unfolded += 1
+        if self._unfolded >= FOLD_EVERY:
+            self._unfolded = 0
+            for histogram in self._histograms:
+                histogram.fold()
 
     def record(self, record: RequestRecord) -> None:
         """See :class:`RecordSink`."""
         if record.attempt:
-            self._attempts.add((self._worker(record.worker), record.outcome.value))
-        if not record.final or record.outcome is Outcome.REJECTED:
+            worker = record.worker
+            if worker not in self._workers:
+                worker = self._worker(worker)
+            self._attempts.series[worker, record.outcome].value += 1
+        if not record.final or record.outcome is REJECTED:
             return
-        model = self._label(record.model)
-        flow = record.flow
-        self._total.series(model).observe(record.total_s)
-        self._lookups.add((model, lookup(flow)))
+        model, flow = self._models.get(record.model) or self._of(record.model), record.flow
+        model.total(record.total_s)
+        self._lookups.series[model.label, lookup(flow)].value += 1
         if record.ttft_s is not None:
-            self._ttft.series(model, hit_depth(flow)).observe(record.ttft_s)
+            model.ttft[hit_depth(flow)](record.ttft_s)
         if record.itl_s is not None:
-            self._itl.series(model).observe(record.itl_s)
+            model.itl(record.itl_s)
         if flow.prompt:
             self._count_tokens(model, flow)
             if record.reported:
                 self._error(abs(flow.captured - flow.delivered))
 
-    def _count_tokens(self, model: str, flow: TokenFlow) -> None:
-        self._prompt.add((model, "cached"), flow.delivered)
-        self._prompt.add((model, "computed"), max(0, flow.prompt - flow.delivered))
+    def _count_tokens(self, known: _OfModel, flow: TokenFlow) -> None:
+        model, prompt = known.label, known.prompt
+        if prompt is None:
+            series = self._prompt.series
+            prompt = known.prompt = series[model, "cached"], series[model, "computed"]
+        cached, computed = prompt
+        cached.value += flow.delivered
+        if flow.prompt > flow.delivered:
+            computed.value += flow.prompt - flow.delivered
         staged = _STAGED(flow)
         if any(staged):
             for stage, tokens in zip(STAGES, staged, strict=True):
@@ -180,8 +214,6 @@ class PrometheusSink:
 
     def _worker(self, worker: str) -> str:
         """Workers come and go under new names: those beyond a number share one series."""
-        if worker in self._workers:
-            return worker
         if len(self._workers) >= MAX_WORKERS:
             self._workers = {name for name in self._workers if self._here(name)}
             if len(self._workers) >= MAX_WORKERS:
@@ -189,14 +221,11 @@ class PrometheusSink:
         self._workers.add(worker)
         return worker
 
-    def _label(self, model: str) -> str:
-        """A model that was served once keeps its series."""
-        if model in self._models:
-            return model
-        if not model or not self._known(model):
-            return UNKNOWN
-        self._models.add(model)
-        return model
+    def _of(self, model: str) -> _OfModel:
+        """A model that was served once keeps its series; the others share one."""
+        label = model if model and self._known(model) else UNKNOWN
+        known = self._models[label] = self._models.get(label) or _OfModel(self, label)
+        return known
 
 
 class FleetCollector(Collector):
