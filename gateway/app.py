@@ -203,8 +203,9 @@ class App:
         if self.draining:  # since it came in
             self._refuse_if_draining()
         # What is being served; a body that is still coming in (slowly) holds up no shutdown.
+        if not self.busy:
+            self.idle.clear()
         self.busy += 1
-        self.idle.clear()
         try:
             if kind is not None:
                 await self._pipeline.generate(inbound, kind, client)
@@ -290,7 +291,7 @@ class App:
                 status,
                 total_s,
                 record.worker,
-                record.outcome.value,
+                record.outcome,
                 record.attempt,
                 flow.prompt,
                 flow.delivered,

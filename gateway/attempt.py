@@ -7,14 +7,14 @@ client here. ``end`` releases the booking: as soon as the worker has done its pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from gateway import refusals, relayedstream
 from gateway.engines import catalogue
 from gateway.engines.base import Engine
 from gateway.exchange import BODYLESS, Answer, Client
-from gateway.records import Outcome
+from gateway.records import OK, Outcome
 from gateway.refusals import AttemptFailed
 from gateway.relayedstream import RelayTap
 from gateway.streaming import StreamTap, error_event
@@ -47,35 +47,40 @@ Gave = Callable[[Work, str], None]
 """Told the id of a response that a client has, while its attempt is booked."""
 
 
-async def deliver(
+def deliver(
     work: Work,
     response: UpstreamResponse,
     client: Client,
     end: EndAttempt,
     gave: Gave,
     clock: Callable[[], float],
-) -> None:
+) -> Coroutine[Any, Any, None]:
     """Pass one answer on. Raises :class:`AttemptFailed`, ``UpstreamError`` or ``ClientGone``."""
     if not 200 <= response.status < 300:
-        body = await _read_all(response, refusals.MAX_ERROR_BYTES)
-        raise refusals.from_status(response.status, response.headers, body)
+        return _refused(response)
     is_json = response.content_type == "application/json"
     request = work.request
     if request is not None and request.stream and not is_json:
-        await _stream(work, request, response, client, end, clock)
-    elif request is not None or is_json:
-        await _whole(work, response, client, end, gave)
-    elif _is_known_stream(work, response):
-        await _relayed(work, response, client, end, gave, clock)
-    else:
-        await _verbatim(work, response, client, end)
+        return _stream(work, request, response, client, end, clock)
+    if request is not None or is_json:
+        return _whole(work, response, client, end, gave)
+    if _is_known_stream(work, response):
+        return _relayed(work, response, client, end, gave, clock)
+    return _verbatim(work, response, client, end)
+
+
+async def _refused(response: UpstreamResponse) -> None:
+    body = await _read_all(response, refusals.MAX_ERROR_BYTES)
+    raise refusals.from_status(response.status, response.headers, body)
 
 
 async def _whole(
     work: Work, response: UpstreamResponse, client: Client, end: EndAttempt, gave: Gave
 ) -> None:
     """An answer that is passed on when all of it is there."""
-    body = await _read_all(response)
+    body = response.rest()
+    if body is None:
+        body = await _read_all(response)
     usage = None
     if work.request is not None and (usage := usual_usage(body)) is None:
         decoded = refusals.decode_json(body)
@@ -88,7 +93,7 @@ async def _whole(
     elif work.request is None and work.inbound.route in dialogue.ROUTES:
         usage, given = _told(body, work.inbound.route)
         gave(work, given)
-    end(work, Outcome.OK, response.status, usage)
+    end(work, OK, response.status, usage)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
 
 

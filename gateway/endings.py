@@ -16,7 +16,7 @@ class Endings:
 
     def __init__(self, parts: Parts, gate: Gate) -> None:
         self._router, self._metrics, self._gate = parts.router, parts.metrics, gate
-        self._sinks, self._traces = parts.sinks, parts.traces
+        self._sinks, self._traces = [sink.record for sink in parts.sinks], parts.traces
         self._givers, self._suspect, self._clock = parts.givers, parts.suspect, parts.clock
 
     def end(
@@ -44,12 +44,13 @@ class Endings:
             wall_at=item.inbound.wall_at,
             client_id=item.inbound.client_id,
         )
-        record = lease.finish(end, self._clock())
+        now = self._clock()
+        record = lease.finish(end, now)
         self._keep(item, record)
         if item.ticket is not None and final:
             computed = record.flow.prompt - record.flow.delivered
             self._gate.queue.settle(item.ticket, computed + record.output_tokens)
-        self._gate.released()
+        self._gate.released(now)
         if outcome is Outcome.UPSTREAM_ERROR:
             self._suspect(lease.worker)
 
@@ -71,8 +72,8 @@ class Endings:
 
     def _keep(self, item: Work, record: RequestRecord) -> None:
         item.inbound.record = record
-        for sink in self._sinks:
-            sink.record(record)
+        for take in self._sinks:
+            take(record)
         route = item.route if record.attempt else None
         for trace in self._traces:
             trace(route, record)

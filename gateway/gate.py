@@ -91,9 +91,9 @@ class Gate:
             self.queue.leave(ticket)
         return ticket
 
-    def released(self) -> None:
+    def released(self, now: float) -> None:
         """An answer has ended: somebody may pass."""
-        self.queue.drain.release(self._clock())
+        self.queue.drain.release(now)
         if self._waiters:
             self.pump()
 

@@ -24,6 +24,7 @@ import msgspec
 from gateway import attempt, refusals, work
 from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
+from gateway.deadlines import Deadlines
 from gateway.decision import Reject, Route
 from gateway.endings import Endings
 from gateway.engines.base import Salting
@@ -73,6 +74,7 @@ class Pipeline:
         self._gate = parts.gate or Gate(parts.config.admission, parts.clock)
         self._endings = Endings(parts, self._gate)
         self._running: set[Work] = set()
+        self._deadlines = Deadlines[Work](lambda item: item.cut(Cut.LATE))
 
     def reconfigure(self, config: GatewayConfig, tenants: Tenants) -> None:
         """Other settings for the requests to come. Times on workers stay as they are."""
@@ -101,23 +103,7 @@ class Pipeline:
             self._hashed(prompt.hash_s)
         item = work.generation(inbound, request, prompt, self._config)
         item.salt = "" if salt == own else salt
-        await self._metered(item, client)
-
-    async def _metered(self, item: Work, client: Client) -> None:
-        """Serve it if its tenant may ask so much. Raises ``RateLimited`` (see ``Limiter``)."""
-        tenant = item.inbound.tenant
-        limits = self._tenants.limits(tenant)
-        if limits.any:
-            try:
-                await self._limiter.enter(tenant, limits, item.query.prompt_tokens)
-            except (RateLimited, NoCapacity) as error:
-                raise self._endings.rejected(item, Reject(error, "tenant_limit")) from None
-        else:
-            self._limiter.count(tenant)
-        try:
-            await self._run(item, client)
-        finally:
-            self._limiter.leave(tenant)
+        await self._run(item, client)
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
@@ -126,7 +112,7 @@ class Pipeline:
             item = await self._dialogue(inbound)
         else:
             item = work.relayed(inbound, inbound.model, self._config)
-        await self._metered(item, client)
+        await self._run(item, client)
 
     async def stored(self, inbound: Inbound, response: str, method: str, client: Client) -> None:
         """Something about a stored response: asked of the worker that gave it.
@@ -146,7 +132,7 @@ class Pipeline:
         item.method = method
         if giver is not None:
             item.elsewhere = self._router.others(model, giver)
-        await self._metered(item, client)
+        await self._run(item, client)
 
     async def _dialogue(self, inbound: Inbound) -> Work:
         """A response or a message, known by its text; engines take a salt there too."""
@@ -178,17 +164,29 @@ class Pipeline:
             if item.asking and isinstance(self._decide(item), Route):
                 item.give_up()
 
+    async def _enter(self, item: Work, tenant: str) -> None:
+        """Its tenant may ask so much. Raises ``RateLimited`` (see ``Limiter``)."""
+        limits = self._tenants.limits(tenant)
+        try:
+            await self._limiter.enter(tenant, limits, item.query.prompt_tokens)
+        except (RateLimited, NoCapacity) as error:
+            raise self._endings.rejected(item, Reject(error, "tenant_limit")) from None
+
     async def _run(self, item: Work, client: Client) -> None:
         """All attempts of one request, and every way out of them."""
-        loop = asyncio.get_running_loop()
-        item.task, item.client = asyncio.current_task(loop), client
-        if self._spans is not None:
-            item.trace = self._spans.begin(item.inbound.headers)
-        self._running.add(item)
-        self._budget.request()
-        # A timer and a word why, where asyncio.timeout would take ten calls.
-        timer = loop.call_later(item.timeout_s, item.cut, Cut.LATE)
+        tenant = item.inbound.tenant
+        if self._tenants.limits(tenant).any:
+            await self._enter(item, tenant)
+        else:
+            self._limiter.count(tenant)
         try:
+            loop = asyncio.get_running_loop()
+            item.task, item.client = asyncio.current_task(loop), client
+            if self._spans is not None:
+                item.trace = self._spans.begin(item.inbound.headers)
+            self._running.add(item)
+            self._budget.request()
+            self._deadlines.add(item, item.timeout_s, loop)
             await self._attempts(item, client)
         except ClientGone:
             self._endings.end(item, Outcome.CLIENT_GONE, CLIENT_CLOSED)
@@ -199,9 +197,11 @@ class Pipeline:
                 raise
             await self._fail(item, client, error, Outcome.DEADLINE)
         finally:
-            timer.cancel()
+            self._limiter.leave(tenant)
+            self._deadlines.done(item)
             # Still open only after an error that nobody foresaw, which is not the worker's.
-            self._endings.end(item, Outcome.CLIENT_GONE, 500)
+            if item.lease is not None:
+                self._endings.end(item, Outcome.CLIENT_GONE, 500)
             self._running.discard(item)
 
     def _why_cut(self, item: Work) -> ApiError | None:
@@ -229,18 +229,25 @@ class Pipeline:
 
     async def _first_worker(self, item: Work) -> None:
         """Bind the request to a worker, as soon as one has room."""
-        begun, gate, query = self._clock(), self._gate, item.query
-        bind = partial(self._bind, item)
+        gate, waited = self._gate, 0.0
         own_s: float | None = 0.0
-        if gate.queue.waiting(query.model) or (own_s := bind(gate.may_hold)) is not None:
-            try:
-                item.ticket = await gate.passes(query, item.expected_tokens, bind, own_s or 0.0)
-            except Shed as error:
-                raise self._endings.rejected(item, Reject(error, error.reason)) from None
-        now = self._clock()
-        waited = now - begun if item.ticket is not None else 0.0
+        if (
+            gate.queue.waiting(item.query.model)
+            or (own_s := self._bind(item, gate.may_hold)) is not None
+        ):
+            waited = await self._wait(item, own_s or 0.0)
         self._metrics.waited(waited)
-        self._metrics.overhead(now - item.inbound.arrived - waited)
+        self._metrics.overhead(self._clock() - item.inbound.arrived - waited)
+
+    async def _wait(self, item: Work, own_s: float) -> float:
+        """Wait in the gateway until a worker has room; how many seconds that took."""
+        begun = self._clock()
+        bind = partial(self._bind, item)
+        try:
+            item.ticket = await self._gate.passes(item.query, item.expected_tokens, bind, own_s)
+        except Shed as error:
+            raise self._endings.rejected(item, Reject(error, error.reason)) from None
+        return self._clock() - begun
 
     def _bind(self, item: Work, may_hold: bool) -> float | None:
         """See :data:`gateway.gate.Bind`."""

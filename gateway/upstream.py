@@ -87,6 +87,11 @@ class UpstreamResponse(Protocol):
         """
         ...
 
+    def rest(self) -> bytes | None:
+        """All that is left of the body, if its clean end has come already; None: it must be read.
+        Nothing is left to be read after it."""
+        ...
+
     async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
         """As :meth:`read`, for bytes that ``take`` does not accept: what it accepts is its own, and
         may be given to it as it comes, without a turn of the event loop.

@@ -77,6 +77,9 @@ class _Response:
                 raise
             raise mapped from error
 
+    def rest(self) -> bytes | None:
+        return None  # its reader does not tell
+
     async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
         while (data := await self.read()) and take(data):
             pass

@@ -79,7 +79,7 @@ def origin_of(url: str) -> Origin:
 class _Response:
     """:class:`UpstreamResponse` over a connection whose head has come."""
 
-    __slots__ = ("_connection", "content_type", "headers", "pass_on", "read", "status")
+    __slots__ = ("_connection", "content_type", "headers", "pass_on", "read", "rest", "status")
 
     def __init__(self, connection: Connection, *, verbatim: bool) -> None:
         self._connection = connection
@@ -87,6 +87,7 @@ class _Response:
         self.pass_on: Callable[[Callable[[bytes], bool]], Coroutine[Any, Any, bytes]] = (
             connection.read
         )
+        self.rest = connection.rest
         self.status = connection.status
         known = connection.known
         if known is not None and known.headers is not None:

@@ -160,6 +160,12 @@ class Connection(asyncio.Protocol):
             self._take = take
             await self._wait()
 
+    def rest(self) -> bytes | None:
+        """What is left of the body, if all of it is there; None: it is not, or is broken."""
+        if not self.complete:
+            return None
+        return self._taken() if self._pieces else b""
+
     def end(self) -> bool:
         """The exchange is over; whether the connection can serve another one."""
         self.busy = False

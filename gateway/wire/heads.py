@@ -15,6 +15,9 @@ _starts: dict[tuple[str, str], bytes] = {}
 """Start lines that were found to be good, with their hosts, as bytes."""
 
 
+_line = ": ".join
+
+
 class BadHead(ValueError):
     """A line break or a zero byte where none may be: whoever sent it wanted a second head."""
 
@@ -78,9 +81,10 @@ def _checked(start: str, host: str) -> bytes:
 
 
 def _lines(headers: list[tuple[str, str]]) -> bytes:
-    text = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    # Each line adds one CR LF; any more of them, and any zero byte, came from inside a line.
     size = len(headers)
+    # The same as a loop that writes line after line, but done in C.
+    text = "\r\n".join([*map(_line, headers), ""])
+    # Each line adds one CR LF; any more of them, and any zero byte, came from inside a line.
     if text.count("\n") != size or text.count("\r") != size or "\0" in text:
         raise BadHead("a line break or a zero byte in a header")
     return text.encode("utf-8", "surrogateescape")

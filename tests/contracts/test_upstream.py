@@ -107,6 +107,7 @@ async def call(
         return response.status, list(response.headers), b"".join(pieces)
 
 
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WHOLE = {
     "length": [OK],
@@ -192,6 +193,31 @@ async def test_bytes_before_the_break_are_not_lost(client: Upstream) -> None:
         assert await response.read() == b"first"
         with pytest.raises(UpstreamBroken):
             await response.read()
+
+
+@pytest.mark.parametrize("pieces", [[OK], [CHUNKED, b"2\r\nok\r\n", b"0\r\n\r\n"], [EMPTY]])
+async def test_the_rest_is_all_of_it_or_must_be_read(client: Upstream, pieces: list[bytes]) -> None:
+    async with Server(says(*pieces, pause=0.02)) as server:
+        for _ in range(3):
+            async with client.open(server.url, "/", JSON, b"{}", timeouts=LIMITS) as response:
+                body = response.rest()
+                if body is None:
+                    body = b""
+                    while more := await response.read():
+                        body += more
+                assert body == (b"" if pieces == [EMPTY] else b"ok")
+                assert await response.read() == b""
+                assert not response.rest()
+        assert server.connections == 1
+
+
+async def test_of_a_broken_answer_there_is_no_rest(client: Upstream) -> None:
+    async with (
+        Server(says(CHUNKED, b"5\r\nfirst\r\n", stay=False)) as server,
+        client.open(server.url, "/", JSON, b"{}", timeouts=LIMITS) as response,
+    ):
+        await asyncio.sleep(0.1)
+        assert response.rest() is None
 
 
 async def test_a_kept_connection_that_was_closed_is_not_used(client: Upstream) -> None:

@@ -53,6 +53,9 @@ class FakeResponse:
             raise piece
         return piece
 
+    def rest(self) -> bytes | None:
+        return None
+
     async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
         while (data := await self.read()) and take(data):
             pass
