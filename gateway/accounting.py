@@ -26,7 +26,7 @@ from shared.blocks import usable_tokens
 
 def matchable_tokens(prompt_tokens: int, block_sizes: Iterable[int]) -> tuple[int, int]:
     """Prompt tokens that could be reused at best, and with which of the (one or more) sizes."""
-    sizes = block_sizes if isinstance(block_sizes, set) else set(block_sizes)
+    sizes = set(block_sizes)
     if len(sizes) == 1:
         [size] = sizes
         # As `usable_tokens`: whole blocks, and never the last token.
@@ -54,22 +54,23 @@ def account(
     :param usage_cached: the engine's ``cached_tokens``; None = it did not say, which is not 0.
     """
     prompt = prompt_tokens or usage_prompt or 0
-    prompt = max(prompt, 0)
+    prompt = prompt if prompt > 0 else 0
     matchable = overlap.matchable_tokens
     if prompt != prompt_tokens:
         matchable = usable_tokens(prompt, prompt, overlap.block_size)
     # Comparisons, not min and max: this is a part of every request.
-    matchable = prompt if matchable > prompt else max(matchable, 0)
+    matchable = prompt if matchable > prompt else matchable if matchable > 0 else 0
     reachable = overlap.available_tokens
-    reachable = matchable if reachable > matchable else max(reachable, 0)
+    reachable = matchable if reachable > matchable else reachable if reachable > 0 else 0
     isolation = overlap.isolated_tokens
     if isolation:
         isolation = min(max(0, isolation), matchable - reachable)
     available = reachable + isolation
-    captured = reachable if captured_tokens > reachable else max(captured_tokens, 0)
+    captured = captured_tokens if captured_tokens > 0 else 0
+    captured = reachable if captured > reachable else captured
     seen = overlap.seen_tokens
-    evicted = (min(seen, matchable)) - available
-    evicted = max(evicted, 0)
+    evicted = (matchable if seen > matchable else seen) - available
+    evicted = evicted if evicted > 0 else 0
     missed = reachable - captured
     draining = overlap.draining_tokens
     if draining:
@@ -79,7 +80,7 @@ def account(
     if usage_cached is None:
         unreported = captured
     else:
-        delivered = max(0, usage_cached)
+        delivered = usage_cached if usage_cached > 0 else 0
         if delivered < captured:
             lost = captured - delivered
         else:

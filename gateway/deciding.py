@@ -17,7 +17,7 @@ from gateway.knowledge import Knowledge
 from gateway.lease import Attempt
 from gateway.member import Member
 from gateway.records import Shadow
-from gateway.routing.base import Candidate, Policy, Query, WorkerState
+from gateway.routing.base import READY, Candidate, Policy, Query, WorkerState
 from gateway.routing.cost import CostModel
 from shared.errors import ApiError, ModelNotFound, NoCapacity
 from shared.types import WorkerId
@@ -50,8 +50,7 @@ class Decider:
         :param turn_number: of whom round robin would have taken.
         """
         serving = self._fleet.serving(query.model)
-        ready = WorkerState.READY
-        pool = [member for member in serving if member.state(now) is ready]
+        pool = [member for member in serving if member.state(now) is READY]
         members = [member for member in pool if member.id not in exclude] if exclude else pool
         if not members:
             # Where only those are left that rest after failures, trying one beats refusing.
@@ -91,16 +90,17 @@ class Decider:
         need, made = held.prompt_tokens, []
         for view in self._fleet.views(members, held.trust, now):
             worker = view.id
-            matched, loaded = usable[worker], host.get(worker, 0)
+            matched, loaded = usable[worker], host.get(worker, 0) if host else 0
             fresh = need - matched + loaded
+            # In the order of the fields: so many names would take twice as long.
             candidate = Candidate(
-                worker=view,
-                matched_tokens=matched,
-                promised_tokens=promised.get(worker, 0),
-                shared_tokens=shared.shared_tokens(matched) if shared else 0.0,
-                branches=shared.branches(matched) if shared else 1.0,
-                new_kv_tokens=fresh + output if fresh > 0 else output,
-                host_tokens=loaded,
+                view,
+                matched,
+                promised.get(worker, 0) if promised else 0,
+                shared.shared_tokens(matched) if shared else 0.0,
+                shared.branches(matched) if shared else 1.0,
+                fresh + output if fresh > 0 else output,  # new_kv_tokens
+                loaded,  # host_tokens
             )
             made.append(candidate)
         return made
@@ -146,14 +146,15 @@ class Decider:
         )
 
     def _expected_output(self, query: Query, pool: str) -> int:
-        usual = int(self._fleet.outputs.usual(pool, query.tenant))
-        return min(query.max_tokens, usual) if query.max_tokens else usual
+        usual, most = int(self._fleet.outputs.usual(pool, query.tenant)), query.max_tokens
+        return most if 0 < most < usual else usual
 
 
 def _holders(route: Route) -> list[WorkerId]:
-    """Workers that hold most of the prompt, a few at most."""
+    """Workers that hold most of the prompt, a few at most; nobody if this gateway has seen all of
+    that itself."""
     most = route.overlap.available_tokens
-    if not most:
+    if most <= route.overlap.seen_tokens:
         return []
     holding = (item.candidate for item in route.order if item.candidate.matched_tokens == most)
     return [candidate.worker.id for candidate in islice(holding, _HOLDERS)]
@@ -161,7 +162,12 @@ def _holders(route: Route) -> list[WorkerId]:
 
 def _bound(route: Route) -> float:
     """Share of the prompt that the chosen worker, which holds some of it, holds alone, 0..1."""
-    matched = route.order[0].candidate.matched_tokens
-    others = [item.candidate.matched_tokens for item in route.order[1:]]
-    elsewhere = max(others) if others else 0
-    return max(0, matched - elsewhere) / (route.query.prompt_tokens or matched)
+    matched, elsewhere = route.order[0].candidate.matched_tokens, 0
+    for item in route.order[1:]:
+        if item.candidate.matched_tokens > elsewhere:
+            elsewhere = item.candidate.matched_tokens
+    return (
+        (matched - elsewhere) / (route.query.prompt_tokens or matched)
+        if matched > elsewhere
+        else 0.0
+    )

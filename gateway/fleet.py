@@ -169,7 +169,7 @@ class Fleet:
         peers, s_per_token, offered = self._peers, self._rates.s_per_token, self._pressure.offered
         for member in members:
             worker, pool = member.id, member.pool
-            steady = not peers and member.steady
+            steady = not (peers or member.pending) and member.steady
             if steady and (kept := self._views.get(worker)) is not None:
                 version, at, view = kept
                 current = version == member.version and view.trust is trust[worker]
@@ -220,9 +220,8 @@ class Fleet:
         took = now - booking.begun
         # What it waited for prefills is known; half of the time is its own at the least.
         own = took - booking.wait_s
-        own = max(own, took / 2)
-        share = min(1.0, self._service.at_once(member.pool) / (booking.beside + 1))
-        self._service.observe(member.pool, share * own)
+        own = own if own > took / 2 else took / 2
+        self._service.observe(member.pool, own, booking.beside + 1)
 
     def bookings(self, now: float) -> dict[WorkerId, Booked]:
         """Own booked work, without the idle workers."""

@@ -35,10 +35,9 @@ class Held(msgspec.Struct, frozen=True):
     def overlap(self, serving: Sequence[Member], open_to: Collection[Member]) -> Overlap:
         """What was available where. ``open_to``: the workers that take new requests."""
         usable, best, reachable, foreign = self.usable, 0, 0, 0
-        sizes: set[int] = set()
+        sizes = {member.info.block_size for member in serving if member.healthy}
         for member in serving:
             if member.healthy:
-                sizes.add(member.info.block_size)
                 if (tokens := usable[member.id]) > best:
                     best = tokens
                 if self.isolated:
@@ -52,6 +51,6 @@ class Held(msgspec.Struct, frozen=True):
             block_size=block_size,
             seen_tokens=self.seen_tokens,
             available_tokens=best,
-            draining_tokens=best - min(best, reachable),
-            isolated_tokens=max(0, foreign - best),
+            draining_tokens=best - reachable if best > reachable else 0,
+            isolated_tokens=foreign - best if foreign > best else 0,
         )

@@ -20,8 +20,8 @@ from gateway.learnedplaces import LearnedPlaces, aside, place_of
 from gateway.member import Member
 from gateway.parity import Parity
 from gateway.promises import Promise, Promises
-from gateway.routing.base import Candidate, Query, Trust
-from gateway.routing.branches import Branches
+from gateway.routing.base import BLIND, EXACT, LEARNED, Candidate, Query, Trust
+from gateway.routing.branches import NOBODY, Branches
 from gateway.scopes import Scopes
 from gateway.trust import NO_FEED, TrustBook, TrustChange
 from gateway.trustwatch import Compared
@@ -33,6 +33,7 @@ _WORKER = "worker"
 _WATCHED = 32
 """Of prompts on a worker that is not believed, so many blocks are followed: enough to see whether
 what it should hold is delivered again."""
+_LEAST_SLACK = 2 * GRANULE
 _SLACK_SHARE = 8
 """Blocks of text: a token is not always four bytes, so an eighth of a prompt is within reason."""
 
@@ -157,25 +158,35 @@ class Knowledge:
     ) -> Held:
         """Usable tokens everywhere. Promises on ``exclude`` are the request's own: not counted."""
         keys, text = query.keys, not query.prompt_tokens
-        total = query.prompt_tokens or (text_tokens(query) if keys else 0)
-        matches = self._index.match(keys) if keys else {}
-        self._matched = keys, matches
-        self._promises.expire(now)
         trust: dict[WorkerId, Trust] = {}
         usable: dict[WorkerId, int] = {}
         promised: dict[WorkerId, int] = {}
         host: dict[WorkerId, int] = {}
-        expected, states = self._promises.workers(), self._trust.states
+        watch_of = self._trust.watch
+        if not keys:
+            self._matched = keys, {}
+            for member in serving:
+                watch = watch_of(member.id)
+                state = BLIND if watch is None else watch.state
+                trust[member.id] = LEARNED if text and state is EXACT else state
+                usable[member.id] = 0
+            return Held(query.prompt_tokens, usable, host, promised, trust, 0, NOBODY)
+        total = query.prompt_tokens or text_tokens(query)
+        matches = self._index.match(keys)
+        self._matched = keys, matches
+        self._promises.expire(now)
+        expected = self._promises.workers()
         stride = serving[0].stride
         for member in serving:
             worker, granules, tokens = member.id, 0, 0
-            stride = min(stride, member.stride)
-            state, told = states(worker)
-            exact = state is Trust.EXACT
+            if member.stride < stride:
+                stride = member.stride
+            watch = watch_of(worker)
+            state = BLIND if watch is None else watch.state
             # Events never speak of text.
-            trust[worker] = Trust.LEARNED if text and exact else state
-            if keys and state is not Trust.BLIND:
-                beside = told is Trust.EXACT and (text or not exact)
+            trust[worker] = LEARNED if text and state is EXACT else state
+            if watch is not None and state is not BLIND:
+                beside = watch.told is EXACT and (text or state is not EXACT)
                 match = matches.get(aside(worker) if beside else worker)
                 if match is not None:
                     granules = match.tokens // GRANULE
@@ -192,7 +203,7 @@ class Knowledge:
             usable[worker] = tokens
         seen = self._ghosts.seen(keys) // stride * stride * GRANULE
         salted = query.plain_keys or self._scopes.in_use
-        isolated = self._isolated(query, serving, total) if keys and salted else {}
+        isolated = self._isolated(query, serving, total) if salted else {}
         popularity = self._branches.popularity(keys)
         return Held(total, usable, host, promised, trust, seen, popularity, isolated)
 
@@ -223,7 +234,7 @@ class Knowledge:
         known = overlap.available_tokens // GRANULE
         if known > seen:
             known = min(known, self._reach(keys, known, holders))
-        self._branches.asked(keys, max(seen, known))
+        self._branches.asked(keys, known if known > seen else seen)
 
     def _reach(self, keys: Sequence[BlockKey], known: int, holders: Collection[WorkerId]) -> int:
         """Up to where prompts met here, and their answers, are the same."""
@@ -236,7 +247,7 @@ class Knowledge:
     def promise(self, query: Query, candidate: Candidate, now: float) -> Promise:
         """The prompt was booked on a worker."""
         indexed = (candidate.matched_tokens - candidate.promised_tokens) // GRANULE
-        blind = candidate.worker.trust is Trust.BLIND  # nobody looks for promises there
+        blind = candidate.worker.trust is BLIND  # nobody looks for promises there
         keys = () if blind else query.keys
         return self._promises.make(candidate.worker.id, keys, indexed, now)
 
@@ -266,7 +277,7 @@ class Knowledge:
                 None, least, most, None, None, least, decided, version, member.stride
             )
         other = events = None
-        if state is Trust.BLIND:
+        if state is BLIND:
             other = self._match_at(place, query, member)
         elif place != worker and not text:
             other = events = self._match_at(worker, query, member)
@@ -314,9 +325,10 @@ class Knowledge:
             return
         cached, slack = delivered.cached_tokens, 0
         if delivered.text:
-            slack = max(2 * GRANULE, delivered.prompt_tokens // _SLACK_SHARE)
+            slack = delivered.prompt_tokens // _SLACK_SHARE
+            slack = slack if slack > _LEAST_SLACK else _LEAST_SLACK
         other = expected.other or 0
-        likely = max(expected.least, other)
+        likely = other if other > expected.least else expected.least
         if judge:
             member.reports_cached = self._trust.answered(worker, cached=cached, expected=likely)
         if judge and cached is not None and self._comparable(member, delivered):
@@ -327,7 +339,7 @@ class Knowledge:
             else:  # too little to be compared
                 self._hindsight.settle(worker, now)
         if expected.place is not None:
-            blind = self._trust.states(worker)[0] is Trust.BLIND
+            blind = self._trust.states(worker)[0] is BLIND
             request = Served(
                 keys=keys[:_WATCHED] if blind else keys,
                 prompt_tokens=delivered.prompt_tokens,
@@ -347,7 +359,7 @@ class Knowledge:
 
     def _comparable(self, member: Member, delivered: Delivered) -> bool:
         """Text on a worker whose events flow says nothing about these."""
-        return not delivered.text or self._trust.feed_state(member.id) is not Trust.EXACT
+        return not delivered.text or self._trust.feed_state(member.id) is not EXACT
 
 
 def _usable(member: Member, granules: int, prompt_tokens: int) -> int:

@@ -192,7 +192,8 @@ class Learner:
     ) -> Sequence[int] | None:
         """Learn from what was delivered; returns which blocks are gone besides, None: all."""
         unit, steps = memory.unit, memory.steps
-        at, blur = cached // unit, max(unit, request.slack_tokens)
+        at, slack = cached // unit, request.slack_tokens
+        blur = slack if slack > unit else unit
         if steps.seen >= _STEP_AFTER:
             blur = max(blur, steps.blur(request.expected_tokens))
         if cached:

@@ -13,7 +13,7 @@ from gateway.index.base import PrefixIndex
 from gateway.learn import Learner, Served
 from gateway.learned import Fact, Outbox
 from gateway.member import Member
-from gateway.routing.base import Trust
+from gateway.routing.base import EXACT, Trust
 from shared.types import BlockKey, WorkerId
 
 
@@ -24,9 +24,9 @@ def aside(worker: WorkerId) -> WorkerId:
 
 def place_of(worker: WorkerId, state: Trust, told: Trust, *, text: bool) -> WorkerId | None:
     """Where in the index what a worker holds is learned; None: its events tell."""
-    if told is not Trust.EXACT:
+    if told is not EXACT:
         return worker
-    return None if state is Trust.EXACT and not text else aside(worker)
+    return None if state is EXACT and not text else aside(worker)
 
 
 class LearnedPlaces:

@@ -16,7 +16,7 @@ from gateway.booking import Booking, Reported, Speaker
 from gateway.breaker import Breaker, Gate
 from gateway.decision import Booked
 from gateway.parity import Parity
-from gateway.routing.base import WorkerState
+from gateway.routing.base import READY, WorkerState
 from shared.blocks import stride_of
 from shared.load import AdapterInfo, WorkerInfo, WorkerLoad
 from shared.types import WorkerId
@@ -115,7 +115,7 @@ class Member:
             return WorkerState.DRAINING
         if self.breaker.until is not None and self.breaker.gate(now) is Gate.OPEN:
             return WorkerState.EJECTED
-        return WorkerState.READY
+        return READY
 
     @property
     def draining(self) -> bool:
@@ -224,12 +224,11 @@ class Member:
         if pending_s is None:
             pending_s = self._pending_s = sum([booking.prefill_s for booking in self.pending])
         head = next(iter(self.pending))
-        elapsed = now - max(head.begun, self._prefill_ended)
-        if elapsed <= head.prefill_s:
-            done = max(0.0, elapsed)
-        else:
-            done = max(0.0, 2 * head.prefill_s - elapsed)
-        return total + pending_s - done
+        begun, ended = head.begun, self._prefill_ended
+        done = now - (begun if begun > ended else ended)
+        if done > head.prefill_s:
+            done = 2 * head.prefill_s - done
+        return total + pending_s - (done if done > 0.0 else 0.0)
 
     def silence_s(self, now: float) -> float:
         """How long the answers that have begun all say nothing, beyond what is usual, in seconds.

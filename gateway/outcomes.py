@@ -8,7 +8,7 @@ from gateway.expectation import Delivered
 from gateway.fleet import Fleet
 from gateway.knowledge import Knowledge
 from gateway.lease import Attempt, Lease
-from gateway.records import Outcome
+from gateway.records import OK, Outcome
 from gateway.routing.rates import PrefillSample, RateBook
 from shared import dialogue
 from shared.openai import Usage
@@ -38,7 +38,7 @@ class Outcomes:
 
     def _finish(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, booking, outcome = attempt.member, attempt.booking, end.outcome
-        answered = outcome is Outcome.OK
+        answered = outcome is OK
         if answered:
             self._fleet.served_at_once(member, member.served_with(booking))
         failed = not answered and self._worker_failed(attempt, end, now)
@@ -72,7 +72,7 @@ class Outcomes:
     def _learn(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, query, usage = attempt.member, attempt.route.query, end.usage
         output = end.output_tokens if usage is None else usage.completion
-        answered = end.outcome is Outcome.OK
+        answered = end.outcome is OK
         if answered:
             self._fleet.outputs.observe(member.pool, query.tenant, output)
         if end.itl_s is not None:

@@ -56,7 +56,7 @@ class Promises:
 
     def __init__(self, linger_s: float = 1.0) -> None:
         self._linger_s = linger_s
-        self._found: dict[WorkerId, dict[BlockKey, set[Promise]]] = {}
+        self._found: dict[WorkerId, dict[BlockKey, list[Promise]]] = {}
         self._open: dict[WorkerId, set[Promise]] = {}
         self._lingering: deque[tuple[float, Promise]] = deque()
 
@@ -74,9 +74,9 @@ class Promises:
             for key in promise.marks():
                 sharing = found.get(key)
                 if sharing is None:
-                    found[key] = {promise}
+                    found[key] = [promise]
                 else:
-                    sharing.add(promise)
+                    sharing.append(promise)
         return promise
 
     def keep(self, promise: Promise, now: float) -> None:
@@ -98,9 +98,10 @@ class Promises:
         found = self._found[promise.worker]
         for key in promise.marks():
             sharing = found[key]
-            sharing.discard(promise)
-            if not sharing:
+            if len(sharing) == 1:
                 del found[key]
+            else:
+                sharing.remove(promise)
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone or empty: so is all that was promised there."""

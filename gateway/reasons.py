@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from operator import sub
 
 from gateway.decision import Route
 from gateway.records import RequestRecord, Why
@@ -78,6 +79,9 @@ def why(route: Route) -> Why:
 
 def _heaviest(parts: Mapping[str, float], less: Mapping[str, float]) -> str:
     """The first of those terms that exceed their counterparts by most."""
+    if tuple(parts) == tuple(less):  # as nearly always
+        overs = list(map(sub, parts.values(), less.values()))
+        return tuple(parts)[overs.index(max(overs))]
     found, most = "", -inf
     for name, value in parts.items():
         over = value - less[name] if name in less else value

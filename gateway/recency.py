@@ -48,10 +48,6 @@ class _Use(msgspec.Struct, eq=False):
     def held(self) -> int:
         return self.mid - self.lo + self.unnamed
 
-    @property
-    def blocks(self) -> int:
-        return self.hi - self.lo + self.unnamed
-
     def part(self, first: int, last: int) -> Sequence[int]:
         return self.path[first - self.base : last - self.base]
 
@@ -142,7 +138,7 @@ class Recency:
         """How many of a prompt's first keys are held. Pure."""
         size, first, slices = len(keys), 0, self._first
         while first < size and (use := slices.get(keys[first])) is not None:
-            high = min(size, use.mid)
+            high = size if use.mid > size else use.mid
             if high <= first:
                 break
             first = use.shared(keys, high)
@@ -209,7 +205,7 @@ class Recency:
         first, size, slices = 0, len(keys), self._first
         runs: list[tuple[int, int, _Use]] = []
         while first < size and (use := slices.get(keys[first])) is not None:
-            end = use.shared(keys, min(size, use.hi))
+            end = use.shared(keys, use.hi if use.hi < size else size)
             runs.append((first, end, use))
             first = end
         return runs
@@ -225,13 +221,16 @@ class Recency:
 
     def _lose(self, use: _Use, first: int, end: int) -> None:
         """Another prompt has used ``[first, end)``, which is where the slice begins."""
-        held = max(0, min(end, use.mid) - first)
+        held = (end if end < use.mid else use.mid) - first
+        held = held if held > 0 else 0
         self._held -= held
         self.watched -= end - first - held
         del self._first[use.path[first - use.base]]
         if end < use.hi:
             self._first[use.path[end - use.base]] = use
-        use.lo, use.mid = end, max(end, use.mid)
+        use.lo = end
+        if use.mid < end:
+            use.mid = end
         use.trim()
         self._add(use.place, first - end)
 
@@ -289,10 +288,11 @@ class Recency:
 
     def _rebuild(self) -> None:
         """Uses without blocks go; there may be twice as many as the others."""
-        self._uses = [use for use in self._uses if use.blocks]
+        # What each use still has is counted already.
+        kept = [(use, count) for use, count in zip(self._uses, self._counts, strict=True) if count]
+        self._uses, self._counts = [use for use, _ in kept], [count for _, count in kept]
         self._edge = self._oldest = 0
         self._most = max(_FIRST_SIZE, 2 * len(self._uses))
-        self._counts = [use.blocks for use in self._uses]
         chunk = 1 << _CHUNK_BITS
         starts = range(0, max(1, len(self._uses)), chunk)
         self._sums = [sum(self._counts[start : start + chunk]) for start in starts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.records import Outcome, RequestRecord
+from gateway.records import OK, RequestRecord
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class WorkerTally:
 
     def record(self, record: RequestRecord) -> None:
         """Count a request at the worker that answered it."""
-        if not record.final or not record.worker or record.outcome is not Outcome.OK:
+        if not record.final or not record.worker or record.outcome is not OK:
             return
         served = self._served.get(record.worker)
         if served is None:

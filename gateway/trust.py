@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gateway.decision import WorkerStatus
-from gateway.routing.base import Trust
+from gateway.routing.base import BLIND, Trust
 from gateway.trustwatch import ENOUGH, MUTE_AFTER, RANK, Compared, Watch
 from shared.types import WorkerId
 
@@ -65,6 +65,8 @@ class TrustBook:
     def __init__(self, on_change: Callable[[TrustChange], None] = lambda change: None) -> None:
         self._on_change = on_change
         self._watches: dict[WorkerId, Watch] = {}
+        self.watch: Callable[[WorkerId], Watch | None] = self._watches.get
+        """Everything about one worker, to be read only; None: unknown. Pure."""
 
     def join(self, worker: WorkerId, *, cacheless: bool, reason: str) -> None:
         """A new incarnation: nothing of what was known of it holds."""
@@ -88,13 +90,12 @@ class TrustBook:
     def states(self, worker: WorkerId) -> tuple[Trust, Trust]:
         """State, and what the follower of its feed said last. Pure."""
         watch = self._watches.get(worker)
-        return (Trust.BLIND, Trust.BLIND) if watch is None else (watch.state, watch.told)
+        return (BLIND, BLIND) if watch is None else (watch.state, watch.told)
 
     def circumstances(self, worker: WorkerId) -> tuple[Trust, Trust, int]:
         """:meth:`states` and :meth:`version` at once. Pure."""
         watch = self._watches.get(worker)
-        blind = Trust.BLIND
-        return (blind, blind, 0) if watch is None else (watch.state, watch.told, watch.version)
+        return (BLIND, BLIND, 0) if watch is None else (watch.state, watch.told, watch.version)
 
     def told(self, worker: WorkerId, trust: Trust, reason: str) -> None:
         """The follower of its feed says so."""

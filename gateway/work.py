@@ -144,14 +144,14 @@ def generation(
     terms = _terms(inbound, config, "identity")
     ask = request.stream and not request.include_usage
     limited = openai.with_limit(request)
-    scores = request.scores_prompt
+    scores, limit = request.scores_prompt, request.max_tokens or 0
     return Work(
         inbound=inbound,
         query=Query(
             request_id=inbound.request_id,
             model=request.model or "",
             prompt_tokens=prompt.n_tokens,
-            max_tokens=max(0, request.max_tokens or 0),
+            max_tokens=limit if limit > 0 else 0,
             arrived=inbound.arrived,
             # What nobody will reuse must not be expected, nor be missed when it is not delivered.
             keys=() if scores else prompt.keys,

@@ -21,7 +21,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import cast
 
 import xxhash
 
@@ -114,8 +113,8 @@ def extend_chain(
         state = digest(piece)
         states += state
     # The low half of each state, which is its second: digests are big-endian.
-    halves = struct.unpack(f">{len(states) // 8}Q", states)
-    return cast("list[BlockKey]", list(halves[1::2])), state
+    keys: list[BlockKey] = list(struct.unpack(f">{len(states) // 8}Q", states)[1::2])
+    return keys, state
 
 
 def chain_keys(root: bytes, tokens: Sequence[int]) -> list[BlockKey]:
@@ -135,7 +134,8 @@ def usable_tokens(matched: int, prompt_tokens: int, block_size: int) -> int:
     if prompt_tokens < 1:
         return 0
     reusable = (prompt_tokens - 1) // block_size * block_size
-    return min(matched // block_size * block_size, reusable)
+    whole = matched // block_size * block_size
+    return whole if whole < reusable else reusable
 
 
 def pack_keys(keys: Iterable[int]) -> bytes:

@@ -36,6 +36,7 @@ def _is(wanted: str, *types: type) -> Callable[[str, object], None]:
         if type(value) not in types:
             raise _wrong(param, wanted, value)
 
+    check.types = types  # type: ignore[attr-defined]
     return check
 
 
@@ -100,6 +101,12 @@ CHECKS: Mapping[str, Callable[[str, object], None]] = {  # by field; called when
     "prompt_cache_key": _TEXT,
     "user": _TEXT,
 }
+
+
+USUAL: Mapping[str, tuple[type, ...]] = {
+    name: getattr(check, "types", ()) for name, check in CHECKS.items()
+}
+"""By field that has a check: values of exactly these types pass it."""
 
 
 def count(value: int | None) -> int:

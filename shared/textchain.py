@@ -12,13 +12,14 @@ import msgspec
 import xxhash
 
 from shared.blocks import GRANULE_BYTES, extend_chain, pack_tokens
-from shared.openai import GenerateRequest, RouteKind
+from shared.openai import CHAT, GenerateRequest
 from shared.types import BlockKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedChain:
-    """A prompt as routing sees it."""
+    """A prompt as routing sees it. Not to be changed (not frozen, for that would take as long to
+    make as to hash a short prompt)."""
 
     n_tokens: int
     """0 if not known (text-block mode)."""
@@ -59,6 +60,8 @@ class TextChain:
 
     def keys(self, state: bytes, data: bytes) -> list[BlockKey]:
         """As ``extend_chain(state, data)[0]``."""
+        if len(data) < PAGE_BYTES:
+            return extend_chain(state, data)[0]
         keys: list[BlockKey] = []
         for start in range(0, len(data) - PAGE_BYTES + 1, PAGE_BYTES):
             following, state = self._page(state, data[start : start + PAGE_BYTES])
@@ -81,13 +84,14 @@ class TextChain:
 
 def plain_bytes(request: GenerateRequest) -> bytes:
     """The canonical bytes of a request's first prompt: they grow at the end as a chat grows."""
-    if request.kind is RouteKind.CHAT:
+    if request.kind is CHAT:
         pieces = [] if request.tools is None else [msgspec.json.encode(request.tools), b"\n"]
         for message in request.messages or ():
             content = message.get("content")
             text = content.encode() if isinstance(content, str) else _json(content)
             calls = message.get("tool_calls")
-            pieces += (str(message["role"]).encode(), b"\n", text, _json(calls or None), b"\n")
+            pieces += (str(message["role"]).encode(), b"\n", text)
+            pieces += (_json(calls), b"\n") if calls else (b"\n",)
         return b"".join(pieces)
     prompt = request.prompt
     if isinstance(prompt, str):

@@ -73,7 +73,7 @@ class Live:
         """See ``gateway.telemetry.RecordSink``."""
         if not record.final:
             return
-        self._outcomes[record.outcome.value] += 1
+        self._outcomes[record.outcome] += 1
         if record.why is not None:
             self._reasons[record.why.code] = self._reasons.get(record.why.code, 0) + 1
         self._step().add(record)

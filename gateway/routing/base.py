@@ -25,6 +25,10 @@ class Trust(StrEnum):
     """Nothing can be known: balanced by load."""
 
 
+EXACT, LEARNED, BLIND = Trust.EXACT, Trust.LEARNED, Trust.BLIND
+"""For decisions: looking a member up in its class takes as long as a call."""
+
+
 class WorkerState(StrEnum):
     """Whether a worker may be chosen."""
 
@@ -32,6 +36,10 @@ class WorkerState(StrEnum):
     DRAINING = "draining"
     DOWN = "down"
     EJECTED = "ejected"
+
+
+READY = WorkerState.READY
+"""For decisions, too."""
 
 
 class Query(msgspec.Struct, frozen=True):

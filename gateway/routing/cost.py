@@ -39,7 +39,7 @@ from random import Random
 
 from gateway.routing.base import Candidate, Query, Scored, WorkerView
 from gateway.routing.guards import explored, held_back, paid_back
-from gateway.routing.places import place_waits
+from gateway.routing.places import FEWEST, place_waits
 from gateway.routing.ties import in_order
 from shared.blocks import GRANULE
 
@@ -74,8 +74,8 @@ class CostModel:
     def compute_s(self, query: Query, candidate: Candidate) -> float:
         """Seconds of loading and prefill that the request adds to a worker."""
         total = query.prompt_tokens or len(query.keys) * GRANULE
-        uncached = total - candidate.matched_tokens
-        uncached = max(uncached, 0)
+        matched = candidate.matched_tokens
+        uncached = total - matched if matched < total else 0
         pace = candidate.worker.prefill_s_per_token
         prefill = pace * uncached * (1.0 + self.quadratic * (total - uncached / 2))
         return candidate.load_s + prefill if candidate.host_tokens else prefill
@@ -103,7 +103,8 @@ class CostModel:
         idle = 1.0 - worker.pool_busy
         if idle * self.most <= self.kappa * worker.pool_busy:
             return self.most
-        return min(self.most, self.least + self.kappa * worker.pool_busy / idle)
+        least = self.least + self.kappa * worker.pool_busy / idle
+        return self.most if least > self.most else least
 
     def own_s(self, query: Query, candidate: Candidate) -> float:
         """The request's own time to first token on an idle worker."""
@@ -120,10 +121,9 @@ class CostModel:
         rate = worker.release_tokens_per_s or worker.kv_tokens_total / _TURNOVER_S
         return short / max(rate, worker.kv_tokens_total / _SLOWEST_TURNOVER_S)
 
-    def terms(self, query: Query, candidate: Candidate) -> dict[str, float]:
-        """The terms that need no other candidate, as the module's text defines them, in the order
-        in which they are added up. One pass without helpers: it runs for each worker of each
-        request."""
+    def price(self, query: Query, candidate: Candidate) -> tuple[float, dict[str, float]]:
+        """The terms that need no other candidate, as the module's text defines them, and their sum.
+        One pass without helpers: it runs for each worker of each request."""
         worker, matched = candidate.worker, candidate.matched_tokens
         wait, offered = worker.booked_prefill_s, worker.offered
         # Its own prefill, and what of it is lost.
@@ -141,15 +141,19 @@ class CostModel:
         if offered.bound_per_s:
             behind = offered.bound_per_s * compute * (wait + compute / 2)
             behind /= 1.0 - offered.bound_busy
+        own, others = worker.overhead_s + lost, self.externality(worker) * lost
+        home = self.later * offered.mean_wait_s
+        memory = self.memory_s(candidate) if worker.kv_tokens_total else 0.0
         token_s = worker.tpot_s or self.unknown_tpot_s
-        return {
+        decode = token_s * (worker.inflight + worker.foreign) / self.knee
+        return wait + own + others + behind + home + memory + decode, {
             "wait": wait,
-            "own": worker.overhead_s + lost,
-            "others": self.externality(worker) * lost,
+            "own": own,
+            "others": others,
             "behind": behind,
-            "home": self.later * offered.mean_wait_s,
-            "memory": self.memory_s(candidate) if worker.kv_tokens_total else 0.0,
-            "decode": token_s * (worker.inflight + worker.foreign) / self.knee,
+            "home": home,
+            "memory": memory,
+            "decode": decode,
         }
 
     def expected_ttft_s(self, query: Query, candidate: Candidate) -> float:
@@ -171,25 +175,41 @@ class CostPolicy:
 
     def rank(self, query: Query, candidates: Sequence[Candidate], rng: Random) -> list[Scored]:
         """All candidates by cost in seconds, with its terms."""
-        terms_of, workers = self._model.terms, [item.worker for item in candidates]
-        terms = [terms_of(query, candidate) for candidate in self._paying(query, candidates)]
-        costs = [sum(parts.values()) for parts in terms]
-        # Most of the time no worker fails or is new, and no place is wanting.
-        unusual = [at for at, worker in enumerate(workers) if worker.failure_rate or worker.fresh]
-        if unusual:
+        price, failing, fresh, unbegun = self._model.price, False, False, 0
+        costs: list[float] = []
+        terms: list[dict[str, float]] = []
+        for item in self._paying(query, candidates):
+            cost, parts = price(query, item)
+            costs.append(cost)
+            terms.append(parts)
+            worker = item.worker
+            if worker.failure_rate:
+                failing = True
+            if worker.fresh:
+                fresh = True
+            if (count := worker.inflight + worker.foreign - worker.decoding) > unbegun:
+                unbegun = count
+        # Terms that need several candidates. Mostly no worker fails or is new, or lacks places.
+        if failing:
             self._add_failure(candidates, terms, costs)
-        if any(places := place_waits(workers)):
-            for at, place_s in enumerate(places):
-                longer = place_s - workers[at].booked_prefill_s
-                if longer > 0.0:
-                    terms[at]["place"] = longer
-                    costs[at] += longer
-        if unusual:
+        if unbegun >= FEWEST:
+            self._add_place(candidates, terms, costs)
+        if fresh:
             dearest = max(costs)
             for at in held_back(candidates):
                 terms[at]["fresh"] = dearest
                 costs[at] += dearest
         return explored(query, in_order(query, list(map(Scored, candidates, costs, terms))))
+
+    @staticmethod
+    def _add_place(
+        candidates: Sequence[Candidate], terms: list[dict[str, float]], costs: list[float]
+    ) -> None:
+        workers = [item.worker for item in candidates]
+        for at, place_s in enumerate(place_waits(workers)):
+            if place_s and (longer := place_s - workers[at].booked_prefill_s) > 0.0:
+                terms[at]["place"] = longer
+                costs[at] += longer
 
     def _paying(self, query: Query, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         for item in candidates:
@@ -200,8 +220,6 @@ class CostPolicy:
     def _add_failure(
         self, candidates: Sequence[Candidate], terms: list[dict[str, float]], costs: list[float]
     ) -> None:
-        if not any(candidate.worker.failure_rate for candidate in candidates):
-            return
         base = list(costs)
         for at, candidate in enumerate(candidates):
             others = base[:at] + base[at + 1 :]

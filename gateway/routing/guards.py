@@ -9,7 +9,7 @@ from statistics import median
 import xxhash
 from msgspec.structs import replace
 
-from gateway.routing.base import Candidate, Query, Scored, Trust
+from gateway.routing.base import LEARNED, Candidate, Query, Scored
 from shared.blocks import GRANULE
 
 _HEADROOM = 1.25
@@ -70,9 +70,9 @@ def explored(query: Query, scored: list[Scored]) -> list[Scored]:
     What workers without events hold is learned from what is sent there. A wrong entry of a worker
     that is never chosen would stand for ever. Which requests explore follows from their id. Pure.
     """
-    best = scored[0] if scored else None
-    if best is None or not best.candidate.matched_tokens:
+    if not scored or not scored[0].candidate.matched_tokens:
         return scored
+    best = scored[0]
     if not _believed(best) or not _drawn(query):
         return scored
     second = next((at for at, item in enumerate(scored) if at and _believed(item)), 0)
@@ -91,7 +91,7 @@ def explored(query: Query, scored: list[Scored]) -> list[Scored]:
 
 
 def _believed(item: Scored) -> bool:
-    return item.candidate.worker.trust is Trust.LEARNED and item.candidate.matched_tokens > 0
+    return item.candidate.worker.trust is LEARNED and item.candidate.matched_tokens > 0
 
 
 def _drawn(query: Query) -> bool:

@@ -61,11 +61,16 @@ class ServiceTimes:
 
     _pools: dict[str, _Pool] = field(default_factory=dict)
 
-    def observe(self, pool: str, seconds: float) -> None:
-        """One request took so long, without its wait for a place."""
-        known = self._of(pool)
+    def observe(self, pool: str, seconds: float, together: int = 1) -> None:
+        """One request took so long, and so many were there when it began, itself among them."""
+        known = self._pools.get(pool)
+        if known is None:
+            known = self._pools[pool] = _Pool()
         known.samples += 1
-        known.mean_s += max(_WEIGHT, 1 / known.samples) * (seconds - known.mean_s)
+        weight = 1 / known.samples
+        if together > known.at_once:
+            seconds *= known.at_once / together
+        known.mean_s += (weight if weight > _WEIGHT else _WEIGHT) * (seconds - known.mean_s)
 
     def served_at_once(self, pool: str, requests: int) -> None:
         """A worker was seen to serve so many side by side."""

@@ -78,7 +78,8 @@ class _Flow:
     square_s: float = 0.0
 
     def add(self, work_s: float, bound: float, now: float) -> None:
-        faded = exp(-max(0.0, now - self.at) / self.memory_s)
+        passed = now - self.at
+        faded = exp(-passed / self.memory_s) if passed > 0.0 else 1.0
         self.bound = self.bound * faded + bound
         self.bound_work_s = self.bound_work_s * faded + bound * work_s
         self.work_s = self.work_s * faded + work_s
@@ -87,7 +88,8 @@ class _Flow:
 
     def weight(self, now: float) -> float:
         """What makes a sum a mean per second."""
-        return exp(-max(0.0, now - self.at) / self.memory_s) / self.memory_s
+        passed = now - self.at
+        return (exp(-passed / self.memory_s) if passed > 0.0 else 1.0) / self.memory_s
 
     def per_second(self, now: float) -> Flow:
         """All sums as means."""
@@ -147,7 +149,9 @@ class Pressure:
             self._sum()
         known = self._pools.get(pool)
         own = 0.0 if known is None else known.work_s * known.weight(now)
-        return (own + self._others_work.get(pool, 0.0)) / workers
+        if self._others_work:
+            own += self._others_work.get(pool, 0.0)
+        return own / workers
 
     def offered(self, worker: WorkerId, now: float) -> Offered:
         """Of one worker. Pure."""
@@ -159,14 +163,17 @@ class Pressure:
             return NOTHING
         bound = bound_busy = busy = square_s = 0.0
         if known is not None:
-            weight = exp(-max(0.0, now - known.at) / _WORKER_MEMORY_S) / _WORKER_MEMORY_S
+            passed = now - known.at
+            weight = exp(-passed / _WORKER_MEMORY_S) if passed > 0.0 else 1.0
+            weight /= _WORKER_MEMORY_S
             bound, square_s = known.bound * weight, known.square_s * weight
             busy, bound_busy = known.work_s * weight, known.bound_work_s * weight
         if others is not None:
             bound, square_s = bound + others.bound, square_s + others.square_s
             busy, bound_busy = busy + others.work_s, bound_busy + others.bound_work_s
-        busy = min(busy, _BUSIEST)
-        return Offered(bound, min(bound_busy, _BUSIEST), square_s / (2.0 * (1.0 - busy)))
+        busy = _BUSIEST if busy > _BUSIEST else busy
+        bound_busy = _BUSIEST if bound_busy > _BUSIEST else bound_busy
+        return Offered(bound, bound_busy, square_s / (2.0 * (1.0 - busy)))
 
     def flows(self, now: float) -> Flows:
         """What this gateway books, for the others. Pure."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from operator import attrgetter
 
 import xxhash
 
 from gateway.routing.base import Query, Scored, Trust, WorkerView
 
+_COST = attrgetter("cost")
 _hash = xxhash.xxh3_64_intdigest
 _AFFINE_GRANULES = 16
 """Blind workers: how much of the prompt decides among equals."""
@@ -34,20 +36,17 @@ class TieBreak:
 
 def in_order(query: Query, scored: Sequence[Scored], digits: int = 4) -> list[Scored]:
     """By cost rounded to ``digits`` decimals (0.1 ms: less is noise), then by the tie-break."""
-    size = len(scored)
-    if size < 2:
-        return list(scored)
-    costs = [item.cost for item in scored]
-    if costs.count(costs[0]) < size:
-        ranked, below, far = sorted(zip(costs, range(size), strict=True)), -inf, 2 * 10.0**-digits
-        for cost, _ in ranked:
-            if not cost - below > far:
-                break
-            below = cost
-        else:  # so far apart that rounding makes none of them equal
-            return [scored[at] for _, at in ranked]
-        costs = [round(cost, digits) for cost in costs]
+    ranked, below, far = sorted(scored, key=_COST), -inf, 2 * 10.0**-digits
+    for item in ranked:
+        cost = item.cost
+        if not cost - below > far:
+            break
+        below = cost
+    else:  # so far apart that rounding makes none of them equal
+        return ranked
     tie_break = TieBreak(query)
-    places = [tie_break(item.candidate.worker) for item in scored]
-    order = sorted(zip(costs, places, range(size), strict=True))
-    return [scored[at] for _, _, at in order]
+    places = [
+        (round(item.cost, digits), tie_break(item.candidate.worker), at)
+        for at, item in enumerate(scored)
+    ]
+    return [scored[at] for _, _, at in sorted(places)]

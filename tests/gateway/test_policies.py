@@ -98,8 +98,8 @@ def test_what_lies_in_host_memory_costs_its_loading() -> None:
     asked = query()
     loading = model.compute_s(asked, host) - model.compute_s(asked, device)
     assert loading == pytest.approx(480 * 2e-5)
-    assert model.terms(asked, host)["own"] == pytest.approx(
-        model.terms(asked, device)["own"] + loading
+    assert model.price(asked, host)[1]["own"] == pytest.approx(
+        model.price(asked, device)[1]["own"] + loading
     )
     assert first("cost", asked, nothing, host, device) == "device"
     assert first("cost", asked, nothing, host) == "host"
@@ -130,7 +130,7 @@ def test_the_parts_have_their_names_and_memory_delays_the_first_token() -> None:
     model = CostModel()
     worker = view("b", kv_tokens_total=1000, booked_decode_tokens=900, release_tokens_per_s=100.0)
     full = Candidate(worker, 0, new_kv_tokens=600)
-    terms = model.terms(query(), full)
+    terms = model.price(query(), full)[1]
     assert set(terms) == {"wait", "own", "others", "behind", "home", "memory", "decode"}
     assert terms["memory"] > 0
     expected = worker.booked_prefill_s + model.own_s(query(), full) + terms["memory"]
