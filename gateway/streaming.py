@@ -20,35 +20,18 @@ from typing import Any
 
 import msgspec
 
+from gateway.metevents import MetEvent, meet, read_chunk
 from shared import laxjson, openai, sse
 from shared.openai import GenerateRequest, RouteKind, Usage
 
-
-class _Choice(msgspec.Struct):
-    """As much of a choice as tells whether it carries content, and whether it ends."""
-
-    index: int = 0
-    delta: dict[str, Any] | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    """A usual chunk, without what asks for a closer look."""
-
-    choices: list[_Choice]
-    usage: None = None
-    error: None = None
-    object: str | None = None
-
-
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 _DONE = "[DONE]"
 _USUAL_BYTES = 65_536
 """Longer events are looked at closely."""
+_MEETINGS = 64
+"""So many events of a stream are looked at for whether they come again."""
 _ENVELOPE = ("id", "object", "created", "model", "system_fingerprint")
 
 
@@ -79,6 +62,8 @@ class StreamTap:
         self._usage_event: bytes | None = None
         self._under_way = False
         """Nothing is held and nothing unfinished: the next event may be a usual one."""
+        self._met: MetEvent | None = None
+        self._meetings = _MEETINGS
         self.started = False
         """Content (or a clean end) has come: ``feed`` gives bytes out."""
         self.done = False
@@ -140,17 +125,18 @@ class StreamTap:
         """
         if not self._under_way or len(data) > _USUAL_BYTES:
             return False
+        if self._met is not None and self._met.again(data):
+            self.content_events += 1
+            self.last_at = now
+            return True
         if data[:7] != b"data: {" or data[-3:] != b"}\n\n":
             return False
         if data.count(b"\n") != 2 or b"\r" in data:
             return False
         if not data.isascii() and not _is_text(data):
             return False
-        try:
-            chunk = _decode_chunk(data[6:-2])
-        except (msgspec.DecodeError, RecursionError):
-            return False
-        if not chunk.choices or chunk.object == "error":
+        chunk = read_chunk(data)
+        if chunk is None or not chunk.choices or chunk.object == "error":
             return False
         for choice in chunk.choices:
             if self._chat:
@@ -163,6 +149,9 @@ class StreamTap:
             elif speaks:
                 self.content_events += 1
                 self.last_at = now
+        if self._meetings:
+            self._meetings -= 1
+            self._met = meet(data, chunk, chat=self._chat)
         return True
 
     def _release(self) -> bytes:
