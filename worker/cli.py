@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -142,8 +143,15 @@ def serve(config: WorkerConfig) -> int:
     # on stdout, where `headwater up` reads it and tells it the user
     load = partial(load_model, progress=announce)
 
-    async def run() -> int:
-        return await WorkerServer(config, load=load, announce=announce).run()
+    async def run() -> tuple[int, bool]:
+        server = WorkerServer(config, load=load, announce=announce)
+        return await server.run(), server.loading
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run())
+        code, loading = runner.run(run())
+    if loading:
+        # Native code in that thread would be torn down under its feet, which aborts the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -78,6 +78,8 @@ class WorkerServer:
         self._config, self._load, self._announce = config, load, announce
         self._service = Service(config, served_names(config), clock=time.monotonic, wall=time.time)
         self._spans = open_export(config.telemetry.otlp_endpoint, "headwater-worker")
+        self.loading = False
+        """A thread that cannot be stopped loads the model."""
         self._stopping = asyncio.Event()
         self._runners: list[web.ServerRunner] = []
         self._log = structlog.get_logger("worker.server")
@@ -87,7 +89,9 @@ class WorkerServer:
         self._watch_signals()
         try:
             port, admin_port = await self._listen()
+            self.loading = True
             model = await self._until_stopped(in_thread(self._load, self._config))
+            self.loading = model is None
             if model is not None:
                 await self._serve(model, port, admin_port)
         finally:

@@ -249,3 +249,38 @@ async def test_a_dead_engine_is_neither_ready_nor_alive(inside: Callable[..., In
         answer = await client.post(COMPLETIONS, completion("y"))
         assert answer.status_code == 503
         error_of(answer)
+
+
+LOADING = """
+import atexit, os, time
+import worker.build
+
+def load(config, progress):
+    atexit.register(os.abort)  # as native code does whose thread still runs when Python ends
+    print("loading", flush=True)
+    time.sleep(600)
+
+worker.build.load_model = load
+from worker.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_loads_ends_it_well(
+    number: signal.Signals, free_port: Callable[[], int]
+) -> None:
+    ports = ["--port", str(free_port()), "--admin-port", str(free_port())]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", LOADING, "--model", "fake", *ports],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(number)
+    told = process.communicate(timeout=30)[1]
+    assert process.returncode == 0, told
+    assert '"event": "listening"' in told
+    assert "Traceback" not in told
