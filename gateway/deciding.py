@@ -52,6 +52,7 @@ class Decider:
         serving = self._fleet.serving(query.model)
         pool = [member for member in serving if member.state(now) is READY]
         members = [member for member in pool if member.id not in exclude] if exclude else pool
+        ready = bool(members)
         if not members:
             # Where only those are left that rest after failures, trying one beats refusing.
             pool += [m for m in serving if m.state(now) is WorkerState.EJECTED]
@@ -63,7 +64,7 @@ class Decider:
         begun = self._timer()
         held = self._knowledge.look_up(query, serving, exclude, now)
         lookup_s = self._timer() - begun
-        candidates = self._candidates(query, members, held, now)
+        candidates = self._candidates(query, members, held, now, READY if ready else None)
         order = policy.rank(query, candidates, rng)
         best = order[0].candidate
         ttft_s = self._cost.expected_ttft_s(query, best)
@@ -82,13 +83,18 @@ class Decider:
         )
 
     def _candidates(
-        self, query: Query, members: Sequence[Member], held: Held, now: float
+        self,
+        query: Query,
+        members: Sequence[Member],
+        held: Held,
+        now: float,
+        state: WorkerState | None,
     ) -> list[Candidate]:
         output = self._expected_output(query, members[0].pool)
         shared = held.popularity if held.popularity.runs else None
         usable, promised, host = held.usable, held.promised, held.host
         need, made = held.prompt_tokens, []
-        for view in self._fleet.views(members, held.trust, now):
+        for view in self._fleet.views(members, held.trust, now, state):
             worker = view.id
             matched, loaded = usable[worker], host.get(worker, 0) if host else 0
             fresh = need - matched + loaded

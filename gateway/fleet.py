@@ -161,9 +161,16 @@ class Fleet:
     # ---------------------------------------------------------------- load
 
     def views(
-        self, members: Sequence[Member], trust: Mapping[WorkerId, Trust], now: float
+        self,
+        members: Sequence[Member],
+        trust: Mapping[WorkerId, Trust],
+        now: float,
+        state: WorkerState | None = None,
     ) -> list[WorkerView]:
-        """What a policy may know of each of some members."""
+        """What a policy may know of each of some members.
+
+        :param state: of all of them, where it is known.
+        """
         made: list[WorkerView] = []
         facts: dict[str, PoolFacts] = {}
         peers, s_per_token, offered = self._peers, self._rates.s_per_token, self._pressure.offered
@@ -184,6 +191,7 @@ class Fleet:
                 trust[worker],
                 now,
                 common,
+                state=state or member.state(now),
                 s_per_token=s_per_token(pool, worker),
                 offered=offered(worker, now),
                 peers=self._peer_work(worker, now) if peers else None,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from hashlib import blake2b
+from itertools import compress
 from typing import Annotated
 
 import msgspec
@@ -171,7 +172,8 @@ def encode_record(record: RequestRecord, salt: bytes = b"") -> bytes:
 
     :param salt: keys the hashes of ``family`` and ``path``; empty writes them as they are.
     """
-    flow = {key: n for key, n in zip(_FLOW_KEYS, astuple(record.flow), strict=True) if n}
+    terms = astuple(record.flow)
+    flow = dict(zip(compress(_FLOW_KEYS, terms), filter(None, terms), strict=True))
     why, shadow = record.why, record.round_robin
     line = LedgerLine(
         v=VERSION,

@@ -186,6 +186,8 @@ class PrometheusSink:
         cached.value += flow.delivered
         if flow.prompt > flow.delivered:
             computed.value += flow.prompt - flow.delivered
+        if flow.prompt == flow.tail and not flow.delivered:
+            return  # too short to be found again
         staged = _STAGED(flow)
         if any(staged):
             for stage, tokens in zip(STAGES, staged, strict=True):

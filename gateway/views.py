@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.decision import Booked
 from gateway.member import STALE_LOAD_S, Member
-from gateway.routing.base import Trust, WorkerView
+from gateway.routing.base import Trust, WorkerState, WorkerView
 from gateway.routing.pressure import Offered
 
 SETTLED_S = 30.0
@@ -39,12 +39,14 @@ def look(
     now: float,
     pool: PoolFacts,
     *,
+    state: WorkerState,
     s_per_token: float,
     offered: Offered,
     peers: Booked | None,
 ) -> WorkerView:
     """A worker at this moment. Pure.
 
+    :param state: of the worker, then.
     :param peers: what other gateways have booked there; None: there are none.
     """
     info, breaker, report = member.info, member.breaker, member.last_report
@@ -80,7 +82,7 @@ def look(
     # In the order of the fields: so many names would take four times as long.
     return WorkerView(
         member.id,
-        member.state(now),
+        state,
         trust,
         info.block_size,
         len(member.pending) + decoding,  # inflight

@@ -71,8 +71,8 @@ class Life:
         """Its view."""
         offered = Offered(0.1, 0.2, 0.3)
         return look(
-            self.member, Trust.LEARNED, self.now, POOL, s_per_token=6e-4, offered=offered,
-            peers=peers,
+            self.member, Trust.LEARNED, self.now, POOL, state=self.member.state(self.now),
+            s_per_token=6e-4, offered=offered, peers=peers,
         )  # fmt: skip
 
 
