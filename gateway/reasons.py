@@ -79,9 +79,10 @@ def why(route: Route) -> Why:
 
 def _heaviest(parts: Mapping[str, float], less: Mapping[str, float]) -> str:
     """The first of those terms that exceed their counterparts by most."""
-    if tuple(parts) == tuple(less):  # as nearly always
+    names = tuple(parts)
+    if names == tuple(less):  # as nearly always
         overs = list(map(sub, parts.values(), less.values()))
-        return tuple(parts)[overs.index(max(overs))]
+        return names[overs.index(max(overs))]
     found, most = "", -inf
     for name, value in parts.items():
         over = value - less[name] if name in less else value

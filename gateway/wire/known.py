@@ -18,6 +18,7 @@ _GAP = re.compile(
 )
 _DATE = re.compile(rb"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8} GMT")
 _DATE_BYTES = 29
+_ANY_DATE = b"Thu, 01 Jan 1970 00:00:00 GMT"
 _DIGITS = 10
 """One more than a length may have."""
 _MAX_BYTES = 4096
@@ -27,7 +28,7 @@ _END = b"\r\n\r\n"
 class KnownHead(Generic[T]):
     """One such head, and what was made of it."""
 
-    __slots__ = ("_first", "_rest", "length", "meaning", "size")
+    __slots__ = ("_date", "_first", "_rest", "length", "meaning", "size")
 
     def __init__(self, pieces: list[bytes], dates: list[bool], meaning: T) -> None:
         """``dates``: for the gap behind each piece but the last, whether it is that of a date."""
@@ -37,6 +38,8 @@ class KnownHead(Generic[T]):
         ]
         self.size = len(pieces[0])
         self.meaning = meaning
+        self._date = _ANY_DATE
+        """The date that was found last: for a second it is the same."""
         self.length = 0
         """Of the body behind the head that :meth:`end_in` found last."""
 
@@ -48,8 +51,10 @@ class KnownHead(Generic[T]):
         for is_date, piece, size in self._rest:
             if is_date:
                 end = at + _DATE_BYTES
-                if _DATE.fullmatch(data, at, end) is None:
-                    return 0
+                if not data.startswith(self._date, at):
+                    if _DATE.fullmatch(data, at, end) is None:
+                        return 0
+                    self._date = data[at:end]
             else:
                 end = data.find(b"\r", at, at + _DIGITS)
                 if end < 0 or not (digits := data[at:end]).isdigit():
