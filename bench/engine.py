@@ -38,7 +38,7 @@ from bench.engine_stall import stalls
 from worker.config import CacheConfig, ModelConfig
 from worker.drive import Meter
 from worker.model.fetch import cache_root
-from worker.model.measure import TimedRunner, clock, gemm_rate, read_bandwidth
+from worker.model.measure import Reading, TimedRunner, clock, gemm_rate
 from worker.probe import Probe
 
 BLOCKS = 1600
@@ -56,7 +56,7 @@ class Bench:
         self.llama_python: str | None = args.llama_python
         self.scale: float = args.equality_scale
         self.runner, self.probe = self.load("none", BLOCKS)
-        self.read_rate = read_bandwidth(self.runner.device, self.meter)
+        self.reading = Reading(self.runner.device, self.meter)
 
     def load(self, quantize: Literal["none", "int8"], blocks: int) -> tuple[TimedRunner, Probe]:
         """Our worker's model as it is, or quantised."""
@@ -86,7 +86,7 @@ class Bench:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "cpu": _cpu(),
-            "read GB/s": round(self.read_rate / 1e9, 1),
+            "read GB/s": round(self.reading.rate() / 1e9, 1),
             "GEMM GFLOP/s": round(gemm / 1e9),
         }
 
@@ -125,7 +125,7 @@ CASES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     "a": lambda b: throughput(b.probe, b.plain(), b.rounds, b.meter),
     "b": lambda b: cases.reuse(b.probe, b.runner.shape, b.rounds, b.meter),
     "c": lambda b: cases.outside(b.probe, b.rounds, b.meter),
-    "d": lambda b: bandwidth(b.probe, b.runner, b.read_rate, b.rounds, b.meter),
+    "d": lambda b: bandwidth(b.probe, b.runner, b.reading, b.rounds, b.meter),
     "e": lambda b: stalls(b.probe, b.rounds, b.meter),
     "f": against_llama,
     "g": lambda b: cases.siblings(b.probe),

@@ -15,7 +15,7 @@ from bench.engine_report import Row
 from worker.drive import NO_TIME, Answer, Drive, Meter, Spent
 from worker.model.attention import ATTENTION, paged_attention, register
 from worker.model.cpu_layer import LayerForward
-from worker.model.measure import TimedRunner, clock
+from worker.model.measure import Reading, TimedRunner, clock
 from worker.probe import ModelShape, Probe
 
 HISTORY = 1500
@@ -97,9 +97,10 @@ def _fill(drive: Drive, use: float, rng: Random) -> None:
 
 
 def bandwidth(
-    probe: Probe, runner: TimedRunner, read_rate: float, rounds: int, meter: Meter
+    probe: Probe, runner: TimedRunner, reading: Reading, rounds: int, meter: Meter
 ) -> list[Row]:
-    """Case d: KV bytes that decode attention reads a second, against what memory gives."""
+    """Case d: KV bytes that decode attention reads a second, against what memory gives in the same
+    minute."""
     shape, layers = runner.shape, runner.by_layers
     assert shape is not None
     settings = [("in a fresh pool", 0.9, 0, None), ("pool 90 % used", 0.9, HISTORY, 0.9)]
@@ -108,7 +109,8 @@ def bandwidth(
     for name, use, history, bound in settings:
         growth = RUNNING * (2 + STEPS * rounds) / probe.runner.block_size
         drive = fragmented(probe, use - growth / probe.runner.n_blocks, history, Random(7))
-        rows.append(_row(name, bound, _attended(drive, layers, rounds), shape, read_rate, meter))
+        seen = _attended(drive, layers, reading, rounds)
+        rows.append(_row(name, bound, seen, shape, meter))
     return rows
 
 
@@ -117,37 +119,36 @@ class _Attended:
     """The best round of ``STEPS`` decode steps in one pool."""
 
     spent: Spent
+    read_rate: float
+    """Of memory, bytes a second: the best of what was measured before each round."""
     contexts: list[int]
     mean_run: float
     """Blocks of a sequence that follow one another in memory."""
     pool_use: float
 
 
-def _attended(drive: Drive, layers: LayerForward | None, rounds: int) -> _Attended:
+def _attended(
+    drive: Drive, layers: LayerForward | None, reading: Reading, rounds: int
+) -> _Attended:
     drive.step(2)
     chunks = drive.runner.latest.chunks
     runs = sum(1 + sum(b != a + 1 for a, b in pairwise(chunk.blocks)) for chunk in chunks)
-    spent = []
+    spent, read = [], []
     for _ in range(rounds):
+        read.append(reading.rate(repeats=2))
         with TimedAttention(layers) as watch:
             drive.step(STEPS)
         spent.append(watch.spent)
     return _Attended(
         Spent(min(s.wall for s in spent), min(s.cpu for s in spent)),
+        max(read),
         [chunk.start + len(chunk.tokens) for chunk in chunks],
         sum(len(chunk.blocks) for chunk in chunks) / runs,
         drive.pool.n_used / drive.pool.n_blocks,
     )
 
 
-def _row(
-    name: str,
-    bound: float | None,
-    seen: _Attended,
-    shape: ModelShape,
-    read_rate: float,
-    meter: Meter,
-) -> Row:
+def _row(name: str, bound: float | None, seen: _Attended, shape: ModelShape, meter: Meter) -> Row:
     title = f"decode attention against memory's read rate, {name}"
     if seen.spent == NO_TIME:
         why = "attention does not go through the registered function"
@@ -157,11 +158,11 @@ def _row(
     return Row(
         "d",
         title,
-        rate / read_rate,
+        rate / seen.read_rate,
         bound,
         bound,
-        by_wall=moved / seen.spent.wall / read_rate,
-        note=f"{rate / 1e9:.1f} of {read_rate / 1e9:.1f} GB/s; {len(seen.contexts)} sequences, "
-        f"{seen.mean_run:.1f} blocks in a row",
+        by_wall=moved / seen.spent.wall / seen.read_rate,
+        note=f"{rate / 1e9:.1f} of {seen.read_rate / 1e9:.1f} GB/s; "
+        f"{len(seen.contexts)} sequences, {seen.mean_run:.1f} blocks in a row",
         detail={"tokens": sum(seen.contexts), "pool_use": seen.pool_use},
     )

@@ -67,8 +67,7 @@ class Delta(msgspec.Struct, frozen=True):
     """Why, when ``finish`` is ``ERROR``."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(msgspec.Struct, frozen=True):
     """One forward pass, for histograms."""
 
     kind: str

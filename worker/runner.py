@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -101,18 +101,17 @@ class StepPlan:
         return "mixed" if decodes else "prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """Sampled token per sequence id, for exactly the chunks with ``sample`` that did not fail."""
 
     tokens: dict[str, int]
     logprobs: dict[str, TokenLogprob]
     seconds: float
     """Wall time of the pass, copies included."""
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = {}
     """Why, per sequence id that the model produced nothing usable for. The other sequences of the
     step are sound, since none reads another's."""
-    prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[TokenLogprob, ...]] = {}
     """Per sequence id one for each of ``targets``, for exactly the chunks that have some."""
     copy_seconds: float = 0.0
     """The part of ``seconds`` that the plan's copies took."""

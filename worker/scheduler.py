@@ -182,7 +182,10 @@ class Scheduler:
 
     def _plan_all(self, chunks: list[Chunk]) -> None:
         self._plan_decodes(self._decode_share(), chunks)
-        self._plan_prefills(self._pace.allowance(self._budget - len(chunks), chunks), chunks)
+        prefills = sorted(self.roster.prefills(), key=_turn)
+        if prefills or self.roster.waiting:
+            allowance = self._pace.allowance(self._budget - len(chunks), chunks)
+            self._plan_prefills(prefills, allowance, chunks)
         if len(chunks) < len(self.roster.running):
             # What a reserve for prefills did not use goes to decodes after all.
             self._plan_decodes(self._budget - sum(len(chunk.tokens) for chunk in chunks), chunks)
@@ -236,18 +239,19 @@ class Scheduler:
 
     # ---- prefills and admission ----
 
-    def _plan_prefills(self, allowance: Allowance, chunks: list[Chunk]) -> None:
-        """Continue running prefills and start waiting sequences, the most urgent first. One that
-        waits for a sibling lets others pass; one that finds no space does not, or a big prompt
-        would starve."""
+    def _plan_prefills(
+        self, prefills: list[Sequence], allowance: Allowance, chunks: list[Chunk]
+    ) -> None:
+        """Continue running ``prefills`` and start waiting sequences, the most urgent first.
+
+        One that waits for a sibling lets others pass; one that finds no space does not, or a big
+        prompt would starve.
+        """
         siblings = Siblings(
             self.roster.blocks, self.roster.running.values() if self.roster.waiting else ()
         )
         admitting = True
-        candidates = merge(
-            sorted(self.roster.prefills(), key=_turn), self.roster.waiting, key=_turn
-        )
-        for seq in candidates:
+        for seq in merge(prefills, self.roster.waiting, key=_turn):
             if allowance.tokens < 1:
                 break
             if seq.phase is Phase.WAITING:
@@ -265,6 +269,8 @@ class Scheduler:
     # ---- committing ----
 
     def _count_copies(self, plan: StepPlan, seconds: float) -> None:
+        if not plan.copies and self.pool.host.n_dropped == self._dropped:
+            return
         out = sum(copy.source is Tier.GPU for copy in plan.copies)
         loaded, dropped = len(plan.copies) - out, self.pool.host.n_dropped
         self.counters.blocks_moved_out += out

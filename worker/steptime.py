@@ -11,8 +11,9 @@ prefills. What the steps do not tell is drawn towards a guess that errs on the e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from worker.runner import Chunk
 
@@ -30,8 +31,7 @@ TRUST_IN_GUESS = 0.05
 """Weight of the guess, in steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """What a step has to do, as far as its duration depends on it."""
 
     decodes: int = 0
@@ -59,8 +59,14 @@ class Work:
     @property
     def features(self) -> tuple[float, ...]:
         """In the order of the costs, in guessed prefill tokens."""
-        counts = (1, self.decodes, self.decode_context, self.tokens, self.context)
-        return tuple(count * guess for count, guess in zip(counts, GUESS, strict=True))
+        step, decode, decode_context, token, context = GUESS
+        return (
+            step,
+            self.decodes * decode,
+            self.decode_context * decode_context,
+            self.tokens * token,
+            self.context * context,
+        )
 
 
 class _Evidence:

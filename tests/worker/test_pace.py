@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
+import msgspec
 import pytest
 from depth import DEPTH
 from enginerig import greedy
@@ -204,7 +204,7 @@ def test_costs_are_found() -> None:
     assert model.predict(Work(3, 100, 50, 100)) == 0.0
     for _ in range(300):
         work = Work(rng.randint(0, 30), rng.randint(0, 30_000), rng.choice([0, 0, 9, 50, 500]))
-        work = replace(work, context=work.tokens * rng.randint(0, 8000))
+        work = msgspec.structs.replace(work, context=work.tokens * rng.randint(0, 8000))
         if work != Work():
             model.observe(work, machine.seconds(work, rng))
     for work in (Work(0, 0, 512, 512 * 256), Work(16, 16_000), Work(8, 8000, 100, 800_000)):

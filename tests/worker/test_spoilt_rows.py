@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
+import msgspec
 import pytest
 from enginerig import Answer, Reference, Rig, SpyRunner, greedy, prompt
 from hypothesis import given, settings
@@ -42,7 +42,7 @@ class FaultyRunner(SpyRunner):
             if chunk.sample and self._last(chunk) == NOTHING
         }
         tokens = {each: token for each, token in result.tokens.items() if each not in failed}
-        return replace(result, tokens=tokens, failed=failed)
+        return msgspec.structs.replace(result, tokens=tokens, failed=failed)
 
     def _last(self, chunk: Chunk) -> bytes:
         end = chunk.start + len(chunk.tokens)

@@ -76,8 +76,16 @@ INLINE void weigh(struct seen *seen, const struct unit *unit, vec *score, int g,
 #define PAIRS(o) o, o+1, o+16, o+17, o+4, o+5, o+20, o+21, o+8, o+9, o+24, o+25, o+12, o+13, o+28, o+29
 #define SINGLES(o) o, o+16, o+2, o+18, o+4, o+20, o+6, o+22, o+8, o+24, o+10, o+26, o+12, o+28, o+14, o+30
 
-/* What is fetched while a head of a unit is attended to: each line two units and one unit ahead
- * into the second level of the cache, and a head ahead into the first. */
+/* Zen drops fetches it has no room for, so there lines are asked for again. Others drop few, and
+ * each fetch takes the place of a load. */
+#if defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
+#define AGAIN 1
+#else
+#define AGAIN 0
+#endif
+
+/* What is fetched while a head of a unit is attended to: each line a unit ahead (with AGAIN two
+ * units, too) into the second level of the cache, and a head ahead into the first. */
 struct ahead {
     const float *key, *soon_key, *value, *soon_value; /* of this head, and the one that comes next */
     const int64_t *next, *after_next, *near; /* slots one and two units on; those of the other head */
@@ -96,7 +104,7 @@ INLINE void aim(struct ahead *ahead, const struct call *call, const struct unit 
 
 INLINE void fetch(const struct ahead *ahead, const float *now, const float *soon, int j, const int vecs) {
     for (int i = 0; i < vecs * LANES; i += LINE) {
-        __builtin_prefetch(now + ahead->after_next[j] + i, 0, 2);
+        if (AGAIN) __builtin_prefetch(now + ahead->after_next[j] + i, 0, 2);
         __builtin_prefetch(now + ahead->next[j] + i, 0, 2);
         __builtin_prefetch(soon + ahead->near[j] + i, 0, 3);
     }

@@ -8,8 +8,8 @@
  * neighbours, kvcache.py), what is read next fetched ahead, and evenly, because in a burst most is
  * dropped or waited for. How far ahead and how often was measured, and differs between processors.
  * A sequence is read as STREAMS stretches side by side, some slots of each in turn: where one
- * stretch comes to the end of a block, the others go on. With AVX-512 lines are asked for three
- * times; without, once, in the order of addresses of each stretch.
+ * stretch comes to the end of a block, the others go on. With AVX-512 lines are asked for two or
+ * three times; without, once, in the order of addresses of each stretch.
  *
  *   q, out   [sequences][kv_heads * group][dim], rows `stride` floats apart
  *   k, v     slot s of head h begins at s * slot_stride + h * head_stride
@@ -19,7 +19,7 @@
 
 #define UNIT 16 /* keys whose weights are found together */
 #ifdef __AVX512F__
-#define STREAMS 4
+#define STREAMS 8
 #else
 #define STREAMS 2
 #endif

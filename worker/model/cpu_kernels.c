@@ -6,6 +6,11 @@
  */
 #include "cpu_vec.h"
 
+#include <stdlib.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 /* A tile: ROWS rows of VECS vectors of sums, which with the weights and a factor fill most of the
  * registers. */
 #if defined(__AVX512F__)
@@ -32,8 +37,40 @@ void headwater_pack(const float *w, float *packed, int64_t outputs, int64_t inpu
             }
 }
 
+/* What was seen of a row of a product, by lane: the largest, the first vector that has it, and
+ * whether anything was not a number. */
+struct seen {
+    vec high;
+    ivec at, odd;
+};
+
+/* `at` is the number of this vector in its row; vectors of a row come in ascending order. */
+INLINE void note(struct seen *seen, vec v, int32_t at) {
+    const ivec above = v > seen->high;
+    seen->at = (((ivec){} + at) & above) | (seen->at & ~above);
+    seen->high = larger(v, seen->high);
+    seen->odd |= v != v;
+}
+
+/* The largest of a row seen in parts and the first place that has it; NaN if one is not a number. */
+static void conclude(const struct seen *seen, int64_t parts, int64_t stride, float *best, int64_t *where) {
+    int odd = 0;
+    *best = -INFINITY, *where = 0;
+    for (int64_t part = 0; part < parts; part++, seen += stride) {
+        odd |= any(seen->odd);
+        for (int lane = 0; lane < LANES; lane++) {
+            const int64_t at = (int64_t)seen->at[lane] * LANES + lane;
+            if (seen->high[lane] > *best || (seen->high[lane] == *best && at < *where))
+                *best = seen->high[lane], *where = at;
+        }
+    }
+    if (odd) *best = NAN;
+}
+
+/* `seen`, if given, has an entry per row, and `first` is the number of the first vector. */
 INLINE void multiply(const float *x, int64_t x_stride, const float *w, const float *bias, float *out,
-                     int64_t out_stride, int64_t inputs, int64_t width, const int rows) {
+                     int64_t out_stride, int64_t inputs, int64_t width, struct seen *seen, int32_t first,
+                     const int rows) {
     vec sum[ROWS][VECS];
     UNROLLED for (int m = 0; m < rows; m++)
         UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] = (vec){};
@@ -49,17 +86,22 @@ INLINE void multiply(const float *x, int64_t x_stride, const float *w, const flo
         float *to = out + m * out_stride;
         if (width == PANEL && !bias) {
             memcpy(to, sum[m], sizeof sum[m]);
-            continue;
+        } else {
+            float made[PANEL];
+            memcpy(made, sum[m], sizeof made);
+            for (int64_t c = 0; c < width; c++) to[c] = made[c] += bias ? bias[c] : 0;
+            for (int64_t c = width; c < PANEL; c++) made[c] = -INFINITY;
+            memcpy(sum[m], made, sizeof made);
         }
-        float made[PANEL];
-        memcpy(made, sum[m], sizeof made);
-        for (int64_t c = 0; c < width; c++) to[c] = made[c] + (bias ? bias[c] : 0);
+        if (seen)
+            UNROLLED for (int i = 0; i < VECS; i++) note(seen + (out_stride ? m : 0), sum[m][i], first + i);
     }
 }
 
-/* out[rows][outputs] = x[rows][inputs] . w^T + bias; bias may be NULL */
-void headwater_linear(const float *x, int64_t x_stride, const float *packed, const float *bias,
-                      float *out, int64_t rows, int64_t outputs, int64_t inputs, int threads) {
+/* out[rows][outputs] = x[rows][inputs] . w^T + bias; bias may be NULL, and `seen`, else
+ * [threads][rows]: each thread sees some of the columns. */
+static void linear(const float *x, int64_t x_stride, const float *packed, const float *bias, float *out,
+                   int64_t rows, int64_t outputs, int64_t inputs, int threads, struct seen *seen) {
     int64_t block = L2_FLOATS / inputs / ROWS * ROWS;
     if (block < ROWS) block = ROWS;
     const int64_t panels = (outputs + PANEL - 1) / PANEL;
@@ -72,26 +114,52 @@ void headwater_linear(const float *x, int64_t x_stride, const float *packed, con
         for (int64_t p = 0; p < panels; p++) {
             const float *w = packed + p * inputs * PANEL, *b = bias ? bias + p * PANEL : NULL;
             const int64_t width = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
+            const int32_t at = (int32_t)(p * VECS);
+            struct seen *mine = seen;
+#ifdef _OPENMP
+            if (seen) mine += omp_get_thread_num() * rows;
+#endif
             for (int64_t m = first; m < end; m += ROWS) {
                 const float *from = x + m * x_stride;
                 float *to = out + m * outputs + p * PANEL;
+                struct seen *row = mine ? mine + m : NULL;
                 switch (end - m) {
                 case 1: /* twice the same row: one alone reads memory more slowly */
-                    multiply(from, 0, w, b, to, 0, inputs, width, 2);
+                    multiply(from, 0, w, b, to, 0, inputs, width, row, at, 2);
                     break;
-                case 2: multiply(from, x_stride, w, b, to, outputs, inputs, width, 2); break;
-                case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, 3); break;
-                case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, 4); break;
-                case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, 5); break;
+                case 2: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 2); break;
+                case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 3); break;
+                case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 4); break;
+                case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 5); break;
 #if ROWS > 6
-                case 6: multiply(from, x_stride, w, b, to, outputs, inputs, width, 6); break;
-                case 7: multiply(from, x_stride, w, b, to, outputs, inputs, width, 7); break;
+                case 6: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 6); break;
+                case 7: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 7); break;
 #endif
-                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, ROWS);
+                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, ROWS);
                 }
             }
         }
     }
+}
+
+void headwater_linear(const float *x, int64_t x_stride, const float *packed, const float *bias,
+                      float *out, int64_t rows, int64_t outputs, int64_t inputs, int threads) {
+    linear(x, x_stride, packed, bias, out, rows, outputs, inputs, threads, NULL);
+}
+
+/* The same, and of each row the largest (as headwater_argmax), while it is at hand. Returns 1 if
+ * there is no memory. */
+int headwater_linear_argmax(const float *x, int64_t x_stride, const float *packed, const float *bias,
+                            float *out, int64_t rows, int64_t outputs, int64_t inputs, int threads,
+                            float *best, int64_t *where) {
+    const int64_t parts = threads > 1 ? threads : 1;
+    struct seen *seen = aligned_alloc(sizeof(vec), (size_t)(parts * rows) * sizeof *seen);
+    if (!seen) return 1;
+    for (int64_t i = 0; i < parts * rows; i++) seen[i] = (struct seen){.high = (vec){} - INFINITY};
+    linear(x, x_stride, packed, bias, out, rows, outputs, inputs, threads, seen);
+    for (int64_t r = 0; r < rows; r++) conclude(seen + r, parts, rows, best + r, where + r);
+    free(seen);
+    return 0;
 }
 
 /* Weights as a decoder layer knows them (cpu_layer.c). */

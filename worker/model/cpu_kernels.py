@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.model.cpu_native import NativeProduct, address_of
+from worker.model.cpu_native import Largest, NativeProduct, address_of
 from worker.model.hugepages import Arena
 from worker.model.kvcache import LayerKv, LayerSpec
 
@@ -59,6 +59,9 @@ class CpuKernels:
         self._linear = library.headwater_linear
         self._linear.argtypes = [pointer, number, *([pointer] * 3), *([number] * 3), threaded]
         self._linear.restype = None
+        self._linear_argmax = library.headwater_linear_argmax
+        self._linear_argmax.argtypes = [*self._linear.argtypes, pointer, pointer]
+        self._linear_argmax.restype = ctypes.c_int
         self._packed = address_of(library.headwater_packed)
         self._pack = library.headwater_pack
         self._pack.argtypes, self._pack.restype = [pointer, pointer, number, number], None
@@ -101,25 +104,43 @@ class CpuKernels:
             ctypes.addressof(struct),
             outputs,
             (struct, packed, bias),
+            lambda x: self.linear_largest(x, packed, bias, outputs),
         )
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """``x @ weight.T + bias``: ``[..., inputs]`` float32 to ``[..., outputs]``."""
-        inputs = x.shape[-1]
-        rows = _rows(x)
-        out = torch.empty(*x.shape[:-1], outputs)
-        self._linear(
+        rows, out = _rows(x), torch.empty(*x.shape[:-1], outputs)
+        self._linear(*self._product_of(rows, packed, bias, out))
+        return out
+
+    def linear_largest(
+        self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int
+    ) -> tuple[Tensor, Largest]:
+        """:meth:`linear` of ``x`` ``[rows, inputs]``, and :meth:`largest` of it, found on the way.
+
+        Raises ``RuntimeError`` if there is no memory for it.
+        """
+        rows, out = _rows(x), torch.empty(len(x), outputs)
+        best, where = (ctypes.c_float * len(x))(), (ctypes.c_int64 * len(x))()
+        if self._linear_argmax(*self._product_of(rows, packed, bias, out), best, where):
+            raise RuntimeError("no memory for a product")
+        return out, (list(best), list(where))
+
+    def _product_of(
+        self, rows: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor
+    ) -> tuple[int | None, ...]:
+        """Arguments of the C functions."""
+        return (
             rows.data_ptr(),
             rows.stride(0),
             packed.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             len(rows),
-            outputs,
-            inputs,
+            out.shape[-1],
+            rows.shape[1],
             self.threads,
         )
-        return out
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dimension, float32."""
@@ -136,9 +157,8 @@ class CpuKernels:
         )
         return out
 
-    def largest(self, x: Tensor) -> tuple[list[float], list[int]]:
-        """Largest value of each row ``[rows, size]``, float32, and the first place it has; NaN if
-        any value of the row is."""
+    def largest(self, x: Tensor) -> Largest:
+        """Of each row of ``[rows, size]``, float32."""
         rows = _rows(x)
         count, size = rows.shape
         best, where = (ctypes.c_float * count)(), (ctypes.c_int64 * count)()

@@ -8,7 +8,7 @@ layers are one call. Any other model runs as it is, and so does a step that chan
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from torch.nn import functional
 from worker.model.attention import attend_rows
 from worker.model.batch import Decodes, StepBatch
 from worker.model.cpu_compile import open_library
+from worker.model.cpu_native import Largest
 from worker.model.kvcache import KvPool, LayerKv, LayerSpec
-from worker.model.ordinary import NotOrdinary, OrdinaryLayer, ordinary
+from worker.model.ordinary import NotOrdinary, OrdinaryLayer, ordinary, product_with_largest
 
 _SOURCE = Path(__file__).with_name("cpu_layer.c")
 ALL = slice(None)
@@ -82,12 +83,21 @@ class LayerForward:
     Raises ``NotOrdinary`` if the model is not, ``NoCpuKernels`` if the library cannot be had.
 
     :param folder: where compiled libraries are kept.
+    :param largest: finds the largest of each row of other logits than those made here last.
     """
 
     def __init__(
-        self, model: Any, specs: Mapping[nn.Module, LayerSpec], folder: Path, threads: int
+        self,
+        model: Any,
+        specs: Mapping[nn.Module, LayerSpec],
+        folder: Path,
+        threads: int,
+        largest: Callable[[Tensor], Largest],
     ) -> None:
         decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        self._head_with_largest = product_with_largest(self._head)
+        self._find_largest = largest
+        self._found: tuple[Tensor, Largest] | None = None
         try:
             self._embedding = decoder.embed_tokens.weight
             self._rotary, self._norm = decoder.rotary_emb, decoder.norm
@@ -120,8 +130,19 @@ class LayerForward:
         """The same with some of the layers only."""
         x = functional.embedding(batch.ids[0], self._embedding)
         self.through(x, batch, layers)
-        logits: Tensor = self._head(self._norm(x.index_select(0, batch.sampled_rows)))
-        return logits
+        x = self._norm(x.index_select(0, batch.sampled_rows))
+        if self._head_with_largest is None:
+            logits: Tensor = self._head(x)
+            return logits
+        self._found = self._head_with_largest(x)
+        return self._found[0]
+
+    def largest(self, logits: Tensor) -> Largest:
+        """Of each row of ``logits``: known already if they are the latest from here, unchanged."""
+        found, self._found = self._found, None
+        if found is not None and found[0] is logits:
+            return found[1]
+        return self._find_largest(logits)
 
     def through(self, x: Tensor, batch: StepBatch, layers: slice) -> None:
         """Replace ``x`` ``[T, hidden]`` by what these layers make of it; writes KV."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shared.render import Renderer
 from worker.benchmark import Benchmark, Bounds, Report, Sizes
 from worker.config import WorkerConfig
-from worker.drive import NO_TIME, Meter, Spent
+from worker.drive import Meter, Spent
 from worker.model.batch import StepBatch
 from worker.model.cpu_layer import LayerForward
 from worker.model.fetch import Progress
@@ -25,8 +25,8 @@ from worker.model.runner import TorchRunner
 from worker.model.weights import LoadedModel
 from worker.probe import ModelShape, Probe
 
-READ_BYTES = 512 << 20
-"""Larger than any cache."""
+READ_BYTES = 1 << 30
+"""Several times the largest cache (300 MB were met), or much of it is still there the next time."""
 READ_ROW = 16384
 """Floats of a row of the product: several rows are read side by side, which is faster where they
 are longer than a page, so long as the vector stays in the cache."""
@@ -36,14 +36,15 @@ _NOISE_SLOTS = 8192
 
 def clock() -> Spent:
     """This moment."""
-    return Spent(time.perf_counter(), time.process_time())
+    return Spent(perf_counter(), process_time())
 
 
 @dataclass(slots=True)
 class ForwardTime:
-    """Time spent in forward passes so far."""
+    """Seconds spent in forward passes so far. Bare numbers: what measures a step is part of it."""
 
-    spent: Spent = NO_TIME
+    wall: float = 0.0
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,11 @@ class TimedModel(LoadedModel):
 
     def measured(self, step: Step) -> Tensor:
         """Run a forward pass and add its time."""
-        started = clock()
+        wall, cpu = perf_counter(), process_time()
         logits = step()
         _wait(logits.device)
-        self.time.spent += clock() - started
+        self.time.wall += perf_counter() - wall
+        self.time.cpu += process_time() - cpu
         return logits
 
     def measuring(self, record: Recorder) -> Recorder:
@@ -102,7 +104,7 @@ class TimedRunner(TorchRunner):
 
     def forward(self) -> Spent:
         """Time spent in forward passes so far."""
-        return self.time.spent
+        return Spent(self.time.wall, self.time.cpu)
 
     def write_noise(self, n_blocks: int) -> None:
         """Random KV in the first ``n_blocks`` blocks, so that reading them costs what KV costs."""
@@ -122,7 +124,7 @@ def benchmark(config: WorkerConfig, say: Progress) -> Report:
     decode = partial(renderer.decode, skip_special_tokens=True)
     probe = Probe(runner, clock, runner.forward, decode, blocks=blocks)
     say("bounds of this machine")
-    bounds = Bounds(read_bandwidth(runner.device), gemm_rate(runner.device, runner.dtype))
+    bounds = Bounds(Reading(runner.device).rate(), gemm_rate(runner.device, runner.dtype))
     probe.prefill(min(64, blocks * runner.block_size - 1))
     measured = Benchmark(
         probe,
@@ -183,22 +185,28 @@ def _weights(module: nn.Module) -> int:
     return sum(t.numel() for t in module.parameters(recurse=False) if t.ndim == 2)
 
 
-def read_bandwidth(device: torch.device, meter: Meter = "wall", repeats: int = 5) -> float:
-    """Bytes a second that this many threads read from memory: the best of a sum and a product.
+class Reading:
+    """Bytes a second that this many threads read from memory: the better of a sum and a product.
 
     On a CPU the memory lies in large pages, as weights and KV do.
     """
-    shape = (READ_BYTES // 4 // READ_ROW, READ_ROW)
-    if device.type == "cpu":
-        data = huge_empty(shape, torch.float32).fill_(1.0)
-    else:
-        data = torch.ones(shape, device=device)
-    vector = torch.ones(READ_ROW, device=device)
-    best = min(
-        _fastest(data.sum, device, meter, repeats),
-        _fastest(lambda: data @ vector, device, meter, repeats),
-    )
-    return READ_BYTES / best
+
+    def __init__(self, device: torch.device, meter: Meter = "wall") -> None:
+        self._device, self._meter = device, meter
+        shape = (READ_BYTES // 4 // READ_ROW, READ_ROW)
+        if device.type == "cpu":
+            self._data = huge_empty(shape, torch.float32).fill_(1.0)
+        else:
+            self._data = torch.ones(shape, device=device)
+        self._vector = torch.ones(READ_ROW, device=device)
+
+    def rate(self, repeats: int = 5) -> float:
+        """Measured now; the best of ``repeats``."""
+        best = min(
+            _fastest(self._data.sum, self._device, self._meter, repeats),
+            _fastest(lambda: self._data @ self._vector, self._device, self._meter, repeats),
+        )
+        return READ_BYTES / best
 
 
 def gemm_rate(

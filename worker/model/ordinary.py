@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.batch import Layout, StepBatch, build_batch
-from worker.model.cpu_native import NativeProduct
+from worker.model.cpu_native import Largest, NativeProduct, first_largest
 from worker.model.kvcache import KvPool, LayerSpec
 from worker.model.packed import KernelNorm
 from worker.model.sameinput import SharingLinear
@@ -118,6 +118,14 @@ def _product(*layers: nn.Module) -> NativeProduct:
     raise NotOrdinary(f"{type(layers[0]).__name__} is multiplied otherwise")
 
 
+def product_with_largest(head: nn.Module) -> Callable[[Tensor], tuple[Tensor, Largest]] | None:
+    """The product of an output head that finds the largest of each row as well, if it has one."""
+    if not isinstance(head, SharingLinear) or head.shared.parts != 1:
+        return None
+    product = head.shared.product
+    return product.with_largest if isinstance(product, NativeProduct) else None
+
+
 def _norm(module: nn.Module | None) -> tuple[Tensor, float] | None:
     """Weights of a norm with its offset added, and its epsilon."""
     if module is None:
@@ -133,6 +141,7 @@ def prove(
     layout: Layout,
     through: Callable[[Tensor, StepBatch, slice], None],
     around: Callable[[StepBatch, slice], Tensor],
+    largest: Callable[[Tensor], Largest],
     *,
     rounded: bool,
 ) -> None:
@@ -140,6 +149,7 @@ def prove(
 
     :param through: replaces hidden states by what some layers make of them.
     :param around: logits of a batch with some of the layers only.
+    :param largest: finds the largest of each row of these logits.
     :param rounded: products round to int8, where a last digit may decide.
     """
     decoder, limit = model.get_decoder(), _ROUNDED if rounded else _EXACT
@@ -159,6 +169,8 @@ def prove(
                 _compare(f"layer {number}", x, wanted, limit)
         for theirs, ours in steps:
             made = around(ours, slice(1))
+            if largest(made) != first_largest(made):
+                raise NotOrdinary("the largest logit is found elsewhere")
             _compare("what is around the layers", made, _one_layer_deep(model, theirs), limit)
 
 

@@ -86,9 +86,7 @@ class TorchRunner:
         )
         self._host: HostKv | None = None
         self.recorded: RecordedDecode | None = None
-        kernels = loaded.cpu_kernels
-        largest = kernels.largest if kernels is not None else None
-        self._sampler = Sampler(loaded.eos_token_ids, rng or Random(), largest)
+        self._sampler = Sampler(loaded.eos_token_ids, rng or Random(), loaded.largest)
         self.counts = AttentionCounts()
         self.adapters = LoraStore(loaded.model)
 

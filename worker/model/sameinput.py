@@ -27,6 +27,11 @@ class SharedProduct:
         self._input: Tensor | None = None
         self._outputs: list[Tensor | None] = []
 
+    @property
+    def parts(self) -> int:
+        """Layers."""
+        return len(self._widths)
+
     def of(self, x: Tensor, part: int) -> Tensor:
         """Output of layer ``part`` for ``x``; the caller may change it."""
         if len(self._widths) == 1:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from random import Random
 
+import msgspec
 import torch
 from torch import Tensor
 
+from worker.model.cpu_native import Largest
 from worker.model.scores import NOT_NUMBERS, token_logprobs
 from worker.runner import Chunk
 from worker.sequence import SamplingParams, TokenLogprob
@@ -27,8 +28,7 @@ _COLDEST = 1e-6
 """Lower temperatures choose the same token and would overflow float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """What was chosen, all per sequence id."""
 
     tokens: dict[str, int]
@@ -38,17 +38,17 @@ class Sampled:
     """Why nothing was."""
 
 
-Largest = Callable[[Tensor], tuple[list[float], list[int]]]
+FindLargest = Callable[[Tensor], Largest]
 
 
 class Sampler:
     """Chooses tokens. ``rng`` serves the requests that name no seed.
 
-    :param largest: largest logit of each row and the first place it has; NaN if any is.
+    :param largest: finds the largest logit of each row.
     """
 
     def __init__(
-        self, eos_token_ids: frozenset[int], rng: Random, largest: Largest | None = None
+        self, eos_token_ids: frozenset[int], rng: Random, largest: FindLargest | None = None
     ) -> None:
         self._eos = eos_token_ids
         self._rng = rng
@@ -137,7 +137,7 @@ class Sampler:
         return rng.getrandbits(62)
 
 
-def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
+def _largest(logits: Tensor) -> Largest:
     best, where = logits.max(-1)
     return best.tolist(), where.tolist()
 

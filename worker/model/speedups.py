@@ -64,7 +64,9 @@ def with_cpu_kernels(loaded: LoadedModel, model: ModelConfig, threads: int) -> L
             reason = f"does not fit this model ({error}): set it to false"
             raise ConfigError("model.cpu_kernels", True, reason) from error
     int8 = _int8_kernel(model, threads) if model.quantize == "int8" else None
-    return dataclasses.replace(loaded, cpu_kernels=kernels, int8_kernel=int8)
+    return dataclasses.replace(
+        loaded, cpu_kernels=kernels, largest=kernels.largest, int8_kernel=int8
+    )
 
 
 def _int8_kernel(model: ModelConfig, threads: int) -> Int8Kernel | None:
@@ -88,13 +90,23 @@ def with_layer_calls(loaded: LoadedModel, model: ModelConfig, threads: int) -> L
     folder = cache_root(model.cache_dir) / "kernels"
     rounded = loaded.quantize != "none"
     try:
-        made = LayerForward(loaded.model, loaded.layers, folder, threads)
+        made = LayerForward(
+            loaded.model, loaded.layers, folder, threads, loaded.cpu_kernels.largest
+        )
         loaded.model.set_attn_implementation(ATTENTION)
-        prove(loaded.model, loaded.layers, layout, made.through, made.around, rounded=rounded)
+        prove(
+            loaded.model,
+            loaded.layers,
+            layout,
+            made.through,
+            made.around,
+            made.largest,
+            rounded=rounded,
+        )
     except (NotOrdinary, NoCpuKernels, OSError) as error:
         log.info("layers_run_as_modules", reason=str(error))
         return loaded
-    return dataclasses.replace(loaded, by_layers=made)
+    return dataclasses.replace(loaded, by_layers=made, largest=made.largest)
 
 
 def takes_decodes(loaded: LoadedModel) -> bool:

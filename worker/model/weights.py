@@ -21,6 +21,7 @@ from worker.model.compiled import CompiledForward
 from worker.model.convert import convert, convert_locked, converted_folder, is_converted, lock_path
 from worker.model.cpu_int8 import Int8Kernel
 from worker.model.cpu_kernels import CpuKernels
+from worker.model.cpu_native import Largest
 from worker.model.fetch import (
     DEFAULT_MODEL,
     DEFAULT_MODEL_NAME,
@@ -70,6 +71,8 @@ class LoadedModel:
     compiled: CompiledForward | None = None
     """Runs in place of the model's own code if set."""
     by_layers: Callable[[StepBatch], Tensor] | None = None
+    largest: Callable[[Tensor], Largest] | None = None
+    """Finds the largest of each row of logits; None = as torch does."""
     """As ``compiled``, for steps that no kernel serves as a whole (``cpu_layer.py``)."""
 
     @property

@@ -171,6 +171,36 @@ def test_the_largest_logit_and_its_first_place(kernels: CpuKernels, size: int) -
                 assert place == row.tolist().index(float(row.max()))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("outputs", [1, 15, 48, 250, 4096])
+def test_the_largest_is_found_while_a_product_is_computed(
+    folder: Path, outputs: int, threads: int
+) -> None:
+    kernels = load_cpu_kernels(folder, threads)
+    draw = torch.Generator().manual_seed(outputs)
+    # whole numbers: sums are exact, and there are ties, within a vector and between threads
+    weight = torch.randint(-1, 2, (outputs, 12), generator=draw).float()
+    bias = torch.randint(-1, 2, (outputs,), generator=draw).float()
+    rows = torch.randint(-1, 2, (40, 12), generator=draw).float()
+    rows[1] = 0.0
+    rows[2, 3] = torch.nan
+    rows[3] = torch.inf
+    packed = kernels.pack(weight)
+    for count in (1, 2, 5, 40):
+        for b in (None, bias):
+            x = rows[-count:]
+            made, (best, where) = kernels.linear_largest(x, packed, b, outputs)
+            assert torch.equal(
+                made.nan_to_num(7e7), kernels.linear(x, packed, b, outputs).nan_to_num(7e7)
+            )
+            for row, value, place in zip(made, best, where, strict=True):
+                if row.isnan().any():
+                    assert math.isnan(value)
+                else:
+                    assert value == row.max()
+                    assert place == row.tolist().index(float(row.max()))
+
+
 @pytest.mark.parametrize("slots", [[3], [9, 0, 4, 31, 2]])
 def test_kv_is_stored_where_torch_stores_it(kernels: CpuKernels, slots: list[int]) -> None:
     spec = LayerSpec(2, 16, 16, torch.float32, None)

@@ -16,6 +16,7 @@ import torch
 
 from worker.config import ModelConfig
 from worker.model import cpu_layer
+from worker.model.cpu_native import first_largest
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
 from worker.model.speedups import with_cpu_kernels, with_layer_calls
@@ -119,6 +120,20 @@ def test_steps_of_decodes_tell_the_time_of_their_attention(
     assert [wall > 0 for _, wall, _ in seen] == [False, False, True, True]
     assert 0 < seen[2][1] < seen[3][1] < seen[2][0] + seen[3][0]
     assert seen[2][2] <= seen[3][2]
+
+
+def test_what_the_head_found_is_for_its_own_logits_alone(made: Callable[..., LoadedModel]) -> None:
+    loaded = made("llama")
+    layers, runner = loaded.by_layers, TorchRunner(loaded, 40, 4, threads=1)
+    assert isinstance(layers, cpu_layer.LayerForward)
+    for plan in steps(loaded.vocab_size):
+        logits = runner.logits(plan)
+        changed = logits.clone()
+        changed[:, 5] = 1e9
+        assert layers.largest(changed) == ([1e9] * len(changed), [5] * len(changed))
+        logits = runner.logits(plan)
+        found = layers.largest(logits)
+        assert found == first_largest(logits) == layers.largest(logits)
 
 
 def test_a_quantized_model_has_layer_calls_too(made: Callable[..., LoadedModel]) -> None:

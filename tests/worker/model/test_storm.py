@@ -55,7 +55,9 @@ def test_wrong_tokens_are_noticed(script: ModuleType, monkeypatch: pytest.Monkey
 
     def run(self: object, plan: StepPlan) -> StepResult:
         result = right(self, plan)
-        return replace(result, tokens={each: t ^ 1 for each, t in result.tokens.items()})
+        return msgspec.structs.replace(
+            result, tokens={each: t ^ 1 for each, t in result.tokens.items()}
+        )
 
     monkeypatch.setattr(script.UnreliableRunner, "run", run)
     assert small(script).counts["wrong"] > 0
