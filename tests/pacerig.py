@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import exp
 
+import msgspec
 from enginerig import ROOT, greedy
 
 from shared.paging import BlockPool
@@ -135,7 +136,9 @@ class Simulation:
 
     def no_choice(self, work: Work) -> int:
         """Tokens that a step gets whatever they take: more if not even a few fit."""
-        few = replace(work, tokens=LEAST, context=work.context * LEAST // work.tokens)
+        few = msgspec.structs.replace(
+            work, tokens=LEAST, context=work.context * LEAST // work.tokens
+        )
         return MIN_CHUNK if self.machine.exact(few) > 1e-3 * self.max_step_ms else LEAST
 
 
