@@ -7,6 +7,7 @@ client here. ``end`` releases the booking: as soon as the worker has done its pa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -163,6 +164,7 @@ async def _relayed(
 ) -> None:
     """A stream of another form: held until its first content, then event for event."""
     tap = RelayTap()
+    work.relayed = True
     failed: UpstreamError = UpstreamBroken("the worker ended its answer early")
     known = ""
 
@@ -171,7 +173,7 @@ async def _relayed(
         end(work, outcome, response.status, tap.usage)
 
     try:
-        while data := await response.read():
+        while data := await _more(response, tap):
             out = tap.feed(data, clock())
             if out and not client.started and work.lease is not None:
                 work.lease.first_token(tap.last_at, tap)
@@ -195,6 +197,17 @@ async def _relayed(
         told = refusals.decode_json(refusals.from_upstream(failed).answer.body)
         await client.write(relayedstream.error_event(refusals.error_in(told) or {}))
     await client.finish()
+
+
+async def _more(response: UpstreamResponse, tap: RelayTap) -> bytes:
+    """The next bytes; behind the last event only what comes at once, an end mark perhaps."""
+    if not tap.complete:
+        return await response.read()
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            return await response.read()
+    except TimeoutError:
+        return b""
 
 
 async def _stream(

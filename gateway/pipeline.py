@@ -21,7 +21,7 @@ from functools import partial
 
 import msgspec
 
-from gateway import attempt, refusals, work
+from gateway import attempt, refusals, relayedstream, work
 from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
 from gateway.deadlines import Deadlines
@@ -332,6 +332,9 @@ class Pipeline:
                 await client.send(item.marked(answer))
             elif item.tap is not None:
                 await client.write(error_event(answer.body))
+                await client.finish()
+            elif item.relayed:
+                await client.write(relayedstream.error_event(error.body()["error"]))
                 await client.finish()
             else:
                 client.abort()

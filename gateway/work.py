@@ -72,6 +72,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     ticket: Ticket | None = None
     """It had to wait in the gateway."""
     tap: StreamTap | None = None
+    relayed: bool = False
+    """Its answer is an event stream of another form than chat's."""
     task: asyncio.Task[object] | None = None
     client: Client | None = None
     asking: bool = False
@@ -113,7 +115,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
 
     def attempt(self, route: Route, lease: Lease) -> None:
         """A further worker is tried."""
-        self.route, self.lease, self.tap = route, lease, None
+        self.route, self.lease, self.tap, self.relayed = route, lease, None, False
         self.tried.append(lease.worker)
 
     def marked(self, answer: Answer) -> Answer:

@@ -6,13 +6,14 @@ tells; a stream that breaks off says so.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from typing import Any
 
 import pytest
 from caserig import check_error, counts, first_then, inflight
-from rig import CLOSE, CUT, END, SSE_HEAD, ask, chunk, head
+from rig import CLOSE, CUT, END, HANG, SSE_HEAD, ask, chunk, eventually, head
 
 
 def named(kind: str, **more: Any) -> bytes:
@@ -133,3 +134,43 @@ async def test_an_error_of_the_workers_own_after_content_passes_once(
     worker.plays(script(whole))
     reply = await ask(served.url, path, BODY)
     assert (reply.complete, reply.body) == (True, b"".join(whole))
+
+
+@pytest.mark.parametrize("why", ["late", "shutdown"])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_stream_that_is_ended_from_here_says_so(stub, serve, path: str, why: str) -> None:
+    """F02: as in a chat, an error event and a clean end."""
+    opening, content, _ = ROUTES[path]
+    worker = await stub()
+    served = await serve(worker)
+    worker.plays(script([*opening, *content], HANG))
+    header = (("x-headwater-timeout", "0.5"),) if why == "late" else ()
+    asking = asyncio.create_task(ask(served.url, path, BODY, *header))
+    if why == "shutdown":
+        await eventually(lambda: worker.seen)
+        await asyncio.sleep(0.2)
+        served.gateway.pipeline.abort_all()
+    reply = await asking
+    assert (reply.status, reply.complete) == (200, True)
+    assert reply.body.startswith(b"".join([*opening, *content]))
+    last = json.loads(reply.events[-1])
+    assert last["type"] == "error"
+    assert last["error"]["message"]
+    assert await inflight(served.admin) == {worker.id: 0}
+
+
+@pytest.mark.parametrize("mark", [[], [b"data: [DONE]\n\n"]], ids=["", "end mark"])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_nobody_waits_for_a_worker_that_has_said_all(
+    stub, serve, path: str, mark: list[bytes]
+) -> None:
+    worker = await stub()
+    served = await serve(worker)
+    whole = [each for part in ROUTES[path] for each in part] + mark
+    worker.plays(script(whole, HANG))
+    async with asyncio.timeout(30):
+        reply = await ask(served.url, path, BODY)
+    assert (reply.status, reply.complete) == (200, True)
+    assert reply.body == b"".join(whole)
+    await eventually(lambda: worker.seen[0].closed_at)
+    assert await inflight(served.admin) == {worker.id: 0}
