@@ -164,6 +164,10 @@ class Holdings:
         """The slot may hold more than whole beginnings of prompts: it is walked from now on."""
         self._nested &= ~slot.bit
 
+    def holds(self, slot: Slot, key: int) -> bool:
+        """Whether the slot holds a key. Pure."""
+        return bool((self._mask_of(key) or 0) & slot.bit)
+
     def holds_any(self, slot: Slot, keys: Sequence[int]) -> bool:
         """Whether the slot holds one of ``keys``. Pure."""
         return any((mask or 0) & slot.bit for mask in map(self._mask_of, keys))

@@ -277,8 +277,8 @@ class PrefixTable:
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 keys, parent = event.keys.tolist(), event.parent
                 links.note(keys, parent)
-                orphaned = parent is not None and not holdings.holds_any(slot, (parent,))
-                if orphaned and holdings.holds_any(slot, keys[:1]):
+                orphaned = parent is not None and not holdings.holds(slot, parent)
+                if orphaned and keys and holdings.holds(slot, keys[0]):
                     holdings.doubt(slot)
         for event in events:
             if isinstance(event, BlocksRemoved) and event.tier is Tier.GPU:
@@ -286,7 +286,7 @@ class PrefixTable:
                 if not holdings.holds_any(slot, list(links.below(keys))):
                     continue
                 # Unless the key has come back as well.
-                gone = [key for key in keys if not holdings.holds_any(slot, (key,))]
+                gone = [key for key in keys if not holdings.holds(slot, key)]
                 if holdings.holds_any(slot, list(links.below(gone))):
                     holdings.doubt(slot)
 
