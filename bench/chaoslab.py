@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,9 +152,12 @@ async def recovers(gateway: GatewayProcess, n_workers: int, limit_s: float = 45.
     return limit_s
 
 
-def start_again(bench: Lab, worker: WorkerProcess) -> None:
-    """The same command on the same ports."""
+def start_again(bench: Lab, worker: WorkerProcess, speed: Mapping[str, str] | None = None) -> None:
+    """The same command on the same ports; ``speed``: as the lab's."""
     with worker.stdout.open("ab") as out, worker.stderr.open("ab") as err:
         worker.process = subprocess.Popen(
-            worker.process.args, stdout=out, stderr=err, env={**os.environ, **FAST_FAKE, **SPEED}
+            worker.process.args,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **FAST_FAKE, **SPEED, **(speed or {})},
         )

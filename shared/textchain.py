@@ -34,7 +34,7 @@ class EncodedChain:
 PAGE_BYTES = 64 * GRANULE_BYTES
 """So much text is looked up at once."""
 _PAGES = 4096
-"""Pages remembered, up to twice as many: some 10 MB."""
+"""Pages remembered, up to twice as many: 24 MB."""
 
 
 class TextChain:
