@@ -70,6 +70,10 @@ class RelayTap:
             return
         text = event.data or ""
         value = _decoded(text)
+        if value is None:
+            if text and text.strip() != "[DONE]":
+                return  # malformed: no client can read it
+            value = {}
         kind = event.event or str(value.get("type") or "")
         if text and kind != _ALIVE:
             self.last_at = now
@@ -113,12 +117,12 @@ def error_event(error: dict[str, Any]) -> bytes:
     return b"event: error\n" + sse.encode(laxjson.encode({"type": "error", "error": error, **told}))
 
 
-def _decoded(text: str) -> dict[str, Any]:
+def _decoded(text: str) -> dict[str, Any] | None:
     try:
         value = laxjson.decode(text)
     except laxjson.NotJson:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _error_of(value: dict[str, Any]) -> dict[str, Any]:

@@ -174,3 +174,20 @@ async def test_nobody_waits_for_a_worker_that_has_said_all(
     assert reply.body == b"".join(whole)
     await eventually(lambda: worker.seen[0].closed_at)
     assert await inflight(served.admin) == {worker.id: 0}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_malformed_event_is_no_content(stub, serve, path: str) -> None:
+    """It is dropped wherever it comes, and a failure behind it is asked elsewhere."""
+    opening, content, ending = ROUTES[path]
+    stubs = [await stub(), await stub()]
+    served = await serve(*stubs)
+    odd, whole = b"data: {not json\n\n", [*opening, *content, *ending]
+    answers = first_then(
+        script([*opening, odd], CUT), script([odd, *opening, *content, odd, *ending])
+    )
+    for each in stubs:
+        each.respond = answers
+    reply = await ask(served.url, path, BODY)
+    assert (reply.status, reply.complete, reply.body) == (200, True, b"".join(whole))
+    assert counts(stubs) == [1, 1]
