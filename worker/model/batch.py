@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.model.cpu_chunk import ChunkKernel
 from worker.model.cpu_kernels import CpuKernels, Runs, runs_of
 from worker.model.kernels.base import Attend, Chunked, Kernel
 from worker.model.kvcache import KvPool, LayerKv
@@ -107,6 +108,8 @@ class StepBatch(msgspec.Struct, frozen=True):
     pool: KvPool
     kernel: Attend | None
     """Set if one kernel serves all spans; their slots then stay on the CPU."""
+    chunks: ChunkKernel | None = None
+    """Serves the other spans, one by one, if it takes their layer."""
 
     def write(self, layer: LayerKv, key: Tensor, value: Tensor) -> None:
         """Store the step's ``key`` and ``value`` ``[kv_heads, T, dim]``."""
@@ -181,6 +184,7 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
         kernel=None
         if layout.kernel is None
         else layout.kernel.prepare(chunked(plan, pool), pool, device),
+        chunks=None if kernels is None else kernels.chunks,
     )
 
 

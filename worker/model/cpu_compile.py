@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from worker.model.cpu_chunk import ChunkKernel
 from worker.model.cpu_kernels import CpuKernels, runs_of
 from worker.model.cpu_native import first_largest
 from worker.model.kvcache import LayerKv, LayerSpec
 
 _HERE = Path(__file__).parent
 _SOURCE, _ATTENTION = _HERE / "cpu_kernels.c", _HERE / "cpu_attention.c"
+_CHUNK = _HERE / "cpu_chunk.c"
 _HEADERS = (_HERE / "cpu_vec.h", _HERE / "cpu_attend.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _COMPILE_S = 120.0
@@ -38,6 +40,10 @@ def load_cpu_kernels(folder: Path, threads: int) -> CpuKernels:
     kernels = CpuKernels(open_library(_SOURCE, folder), open_library(_ATTENTION, folder), threads)
     _check_decode(kernels)
     _check_linear(kernels)
+    chunks = ChunkKernel(open_library(_CHUNK, folder), threads)
+    _check_chunk(chunks)
+    if chunks.pays:
+        kernels.chunks = chunks
     return kernels
 
 
@@ -143,6 +149,31 @@ def _check_decode(kernels: CpuKernels) -> None:
                 wanted = (scores * 0.3).softmax(-1) @ values[:, slots]
                 if not float((out[line] - wanted.view(-1, dim)).abs().max()) < _TOLERANCE:
                     raise NoCpuKernels(f"attention with heads of {dim} differs from torch's")
+
+
+def _check_chunk(chunks: ChunkKernel) -> None:
+    """Raises ``NoCpuKernels`` if scattered or windowed chunks come out otherwise."""
+    random = torch.Generator().manual_seed(7)
+    kv_heads, group, n_slots = 2, 3, 600
+    for dim in (16, 64, 80, 128):
+        keys, values = (torch.randn(kv_heads, n_slots, dim, generator=random) for _ in range(2))
+        for rows, start, window in ((5, 0, None), (40, 250, None), (13, 300, 70), (3, 9, 2)):
+            end = start + rows
+            query = torch.randn(rows, kv_heads * group, dim, generator=random)
+            places = torch.randperm(n_slots, generator=random)[:end]
+            visible = torch.ones(rows, end, dtype=torch.bool).tril(start)
+            if window is not None:
+                visible &= visible.triu(start - window + 1)
+            for slots in (places, slice(7, 7 + end)):
+                layer = LayerKv(LayerSpec(kv_heads, dim, dim, torch.float32, window), keys, values)
+                out = torch.empty_like(query)
+                chunks.attend(query, layer, slots, start, out, 0.3)
+                grouped = query.view(rows, kv_heads, group, dim).permute(1, 2, 0, 3)
+                scores = grouped @ keys[:, None, slots].transpose(2, 3) * 0.3
+                weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+                wanted = (weights @ values[:, None, slots]).permute(2, 0, 1, 3).reshape_as(out)
+                if not float((out - wanted).abs().max()) < _TOLERANCE:
+                    raise NoCpuKernels(f"attention of chunks of {dim} differs from torch's")
 
 
 def _check_linear(kernels: CpuKernels) -> None:

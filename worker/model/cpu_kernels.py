@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.model.cpu_chunk import ChunkKernel
 from worker.model.cpu_native import Largest, NativeProduct, address_of
 from worker.model.hugepages import Arena
 from worker.model.kvcache import LayerKv, LayerSpec
@@ -84,6 +85,8 @@ class CpuKernels:
         self._panel: int = library.headwater_panel()
         self._arena = Arena()
         self.threads = threads
+        self.chunks: ChunkKernel | None = None
+        """Serves chunks of prompts, where it is faster than torch."""
 
     def pack(self, weight: Tensor) -> Tensor:
         """``weight`` ``[outputs, inputs]``, float32, in the form that :meth:`linear` reads."""

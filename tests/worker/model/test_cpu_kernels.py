@@ -407,6 +407,9 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("_ATTENTION", "(run[0] + place->in_run)", "run[0]"),
         ("_SOURCE", "sum[m][i] += factor * weight[i]", "sum[m][i] -= factor * weight[i]"),
         ("_SOURCE", "n < outputs ? w[n", "n + 1 < outputs ? w[n"),
+        ("_CHUNK", "/ space->total[r]", "* 1.001f / space->total[r]"),
+        ("_CHUNK", "position + 1 > call->window", "position > call->window"),
+        ("_CHUNK", "to = position + 1 <", "to = position + 2 <"),
     ],
 )
 def test_kernels_with_wrong_results_are_not_used(
