@@ -57,13 +57,14 @@ class Run:
         return worker
 
     async def known(self, tokens: list[int], worker: str, **fields: Any) -> None:
-        """Wait until the gateway believes that ``worker`` holds all of the prompt."""
+        """Wait until the index says that ``worker`` holds all of the prompt; that it is on its way
+        there is believed at once."""
         wanted = (len(tokens) - 1) // 16 * 16
 
         async def there() -> bool:
             body = {"model": "fake", "prompt": tokens, **fields}
-            told = (await ask(self.served.admin, "/admin/explain", body)).json
-            held = {one["id"]: one["matched_tokens"] for one in told["workers"]}
+            told = (await ask(self.served.admin, "/admin/index/who", body)).json
+            held = {one["id"]: one["tokens"] - one["promised_tokens"] for one in told["holders"]}
             return held.get(worker) == wanted
 
         async with asyncio.timeout(20):
