@@ -44,12 +44,21 @@ struct seen {
     ivec at, odd;
 };
 
-/* `at` is the number of this vector in its row; vectors of a row come in ascending order. */
-INLINE void note(struct seen *seen, vec v, int32_t at) {
-    const ivec above = v > seen->high;
-    seen->at = (((ivec){} + at) & above) | (seen->at & ~above);
-    seen->high = larger(v, seen->high);
-    seen->odd |= v != v;
+/* What is new of a row: `width` values, of which the first vector is number `first` of its row. They
+ * have just been stored, so they are still at hand; vectors of a row come in ascending order. */
+static void note(struct seen *seen, const float *made, int64_t width, int32_t first) {
+    float padded[PANEL];
+    if (width < PANEL) {
+        for (int64_t c = 0; c < PANEL; c++) padded[c] = c < width ? made[c] : -INFINITY;
+        made = padded;
+    }
+    for (int i = 0; i < VECS; i++) {
+        const vec v = load(made + i * LANES);
+        const ivec above = v > seen->high;
+        seen->at = (((ivec){} + (first + i)) & above) | (seen->at & ~above);
+        seen->high = larger(v, seen->high);
+        seen->odd |= v != v;
+    }
 }
 
 /* The largest of a row seen in parts and the first place that has it; NaN if one is not a number. */
@@ -67,10 +76,8 @@ static void conclude(const struct seen *seen, int64_t parts, int64_t stride, flo
     if (odd) *best = NAN;
 }
 
-/* `seen`, if given, has an entry per row, and `first` is the number of the first vector. */
 INLINE void multiply(const float *x, int64_t x_stride, const float *w, const float *bias, float *out,
-                     int64_t out_stride, int64_t inputs, int64_t width, struct seen *seen, int32_t first,
-                     const int rows) {
+                     int64_t out_stride, int64_t inputs, int64_t width, const int rows) {
     vec sum[ROWS][VECS];
     UNROLLED for (int m = 0; m < rows; m++)
         UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] = (vec){};
@@ -86,20 +93,15 @@ INLINE void multiply(const float *x, int64_t x_stride, const float *w, const flo
         float *to = out + m * out_stride;
         if (width == PANEL && !bias) {
             memcpy(to, sum[m], sizeof sum[m]);
-        } else {
-            float made[PANEL];
-            memcpy(made, sum[m], sizeof made);
-            for (int64_t c = 0; c < width; c++) to[c] = made[c] += bias ? bias[c] : 0;
-            for (int64_t c = width; c < PANEL; c++) made[c] = -INFINITY;
-            memcpy(sum[m], made, sizeof made);
+            continue;
         }
-        if (seen)
-            UNROLLED for (int i = 0; i < VECS; i++) note(seen + (out_stride ? m : 0), sum[m][i], first + i);
+        float made[PANEL];
+        memcpy(made, sum[m], sizeof made);
+        for (int64_t c = 0; c < width; c++) to[c] = made[c] + (bias ? bias[c] : 0);
     }
 }
 
-/* out[rows][outputs] = x[rows][inputs] . w^T + bias; bias may be NULL, and `seen`, else
- * [threads][rows]: each thread sees some of the columns. */
+/* `seen` is NULL or [threads][rows]: each thread sees some of the columns. */
 static void linear(const float *x, int64_t x_stride, const float *packed, const float *bias, float *out,
                    int64_t rows, int64_t outputs, int64_t inputs, int threads, struct seen *seen) {
     int64_t block = L2_FLOATS / inputs / ROWS * ROWS;
@@ -114,7 +116,6 @@ static void linear(const float *x, int64_t x_stride, const float *packed, const 
         for (int64_t p = 0; p < panels; p++) {
             const float *w = packed + p * inputs * PANEL, *b = bias ? bias + p * PANEL : NULL;
             const int64_t width = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
-            const int32_t at = (int32_t)(p * VECS);
             struct seen *mine = seen;
 #ifdef _OPENMP
             if (seen) mine += omp_get_thread_num() * rows;
@@ -122,42 +123,37 @@ static void linear(const float *x, int64_t x_stride, const float *packed, const 
             for (int64_t m = first; m < end; m += ROWS) {
                 const float *from = x + m * x_stride;
                 float *to = out + m * outputs + p * PANEL;
-                struct seen *row = mine ? mine + m : NULL;
                 switch (end - m) {
                 case 1: /* twice the same row: one alone reads memory more slowly */
-                    multiply(from, 0, w, b, to, 0, inputs, width, row, at, 2);
+                    multiply(from, 0, w, b, to, 0, inputs, width, 2);
                     break;
-                case 2: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 2); break;
-                case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 3); break;
-                case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 4); break;
-                case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 5); break;
+                case 2: multiply(from, x_stride, w, b, to, outputs, inputs, width, 2); break;
+                case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, 3); break;
+                case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, 4); break;
+                case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, 5); break;
 #if ROWS > 6
-                case 6: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 6); break;
-                case 7: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, 7); break;
+                case 6: multiply(from, x_stride, w, b, to, outputs, inputs, width, 6); break;
+                case 7: multiply(from, x_stride, w, b, to, outputs, inputs, width, 7); break;
 #endif
-                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, row, at, ROWS);
+                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, ROWS);
                 }
+                for (int64_t r = m; mine && r < m + ROWS && r < end; r++)
+                    note(mine + r, to + (r - m) * outputs, width, (int32_t)(p * VECS));
             }
         }
     }
 }
 
-void headwater_linear(const float *x, int64_t x_stride, const float *packed, const float *bias,
-                      float *out, int64_t rows, int64_t outputs, int64_t inputs, int threads) {
-    linear(x, x_stride, packed, bias, out, rows, outputs, inputs, threads, NULL);
-}
-
-/* The same, and of each row the largest (as headwater_argmax), while it is at hand. Returns 1 if
- * there is no memory. */
-int headwater_linear_argmax(const float *x, int64_t x_stride, const float *packed, const float *bias,
-                            float *out, int64_t rows, int64_t outputs, int64_t inputs, int threads,
-                            float *best, int64_t *where) {
+/* out[rows][outputs] = x[rows][inputs] . w^T + bias; bias may be NULL. With `best` and `where` also the
+ * largest of each row (as headwater_argmax), while it is at hand. Returns 1 if there is no memory. */
+int headwater_linear(const float *x, int64_t x_stride, const float *packed, const float *bias, float *out,
+                     int64_t rows, int64_t outputs, int64_t inputs, int threads, float *best, int64_t *where) {
     const int64_t parts = threads > 1 ? threads : 1;
-    struct seen *seen = aligned_alloc(sizeof(vec), (size_t)(parts * rows) * sizeof *seen);
-    if (!seen) return 1;
-    for (int64_t i = 0; i < parts * rows; i++) seen[i] = (struct seen){.high = (vec){} - INFINITY};
+    struct seen *seen = best ? aligned_alloc(sizeof(vec), (size_t)(parts * rows) * sizeof *seen) : NULL;
+    if (best && !seen) return 1;
+    for (int64_t i = 0; seen && i < parts * rows; i++) seen[i] = (struct seen){.high = (vec){} - INFINITY};
     linear(x, x_stride, packed, bias, out, rows, outputs, inputs, threads, seen);
-    for (int64_t r = 0; r < rows; r++) conclude(seen + r, parts, rows, best + r, where + r);
+    for (int64_t r = 0; seen && r < rows; r++) conclude(seen + r, parts, rows, best + r, where + r);
     free(seen);
     return 0;
 }
@@ -172,8 +168,8 @@ struct packed {
 int headwater_packed(const void *weights, const float *x, int64_t x_stride, float *out, int64_t rows,
                      int threads) {
     const struct packed *w = weights;
-    headwater_linear(x, x_stride, w->weights, w->bias, out, rows, w->outputs, w->inputs, threads);
-    return 0;
+    return headwater_linear(x, x_stride, w->weights, w->bias, out, rows, w->outputs, w->inputs, threads, NULL,
+                            NULL);
 }
 
 /* ---- what is small, and called for every layer ---- */

@@ -58,11 +58,11 @@ class CpuKernels:
         self.decode = address_of(self._decode)
         """Address of the kernel behind :meth:`attend`."""
         self._linear = library.headwater_linear
-        self._linear.argtypes = [pointer, number, *([pointer] * 3), *([number] * 3), threaded]
-        self._linear.restype = None
-        self._linear_argmax = library.headwater_linear_argmax
-        self._linear_argmax.argtypes = [*self._linear.argtypes, pointer, pointer]
-        self._linear_argmax.restype = ctypes.c_int
+        self._linear.argtypes = [
+            *(pointer, number, pointer, pointer, pointer),
+            *(number, number, number, threaded, pointer, pointer),
+        ]
+        self._linear.restype = threaded
         self._packed = address_of(library.headwater_packed)
         self._pack = library.headwater_pack
         self._pack.argtypes, self._pack.restype = [pointer, pointer, number, number], None
@@ -113,7 +113,7 @@ class CpuKernels:
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """``x @ weight.T + bias``: ``[..., inputs]`` float32 to ``[..., outputs]``."""
         rows, out = _rows(x), torch.empty(*x.shape[:-1], outputs)
-        self._linear(*self._product_of(rows, packed, bias, out))
+        self._linear(*self._product_of(rows, packed, bias, out), None, None)
         return out
 
     def linear_largest(
@@ -125,7 +125,7 @@ class CpuKernels:
         """
         rows, out = _rows(x), torch.empty(len(x), outputs)
         best, where = (ctypes.c_float * len(x))(), (ctypes.c_int64 * len(x))()
-        if self._linear_argmax(*self._product_of(rows, packed, bias, out), best, where):
+        if self._linear(*self._product_of(rows, packed, bias, out), best, where):
             raise RuntimeError("no memory for a product")
         return out, (list(best), list(where))
 
