@@ -35,7 +35,7 @@ class ChunkKernel:
 
     @staticmethod
     def takes(spec: LayerSpec) -> bool:
-        """Whether a layer's shapes are compiled in."""
+        """Whether a layer's shapes are compiled in, here and in the kernel for decodes."""
         return (
             spec.dtype == torch.float32
             and spec.key_dim == spec.value_dim <= _MOST_DIM

@@ -148,6 +148,7 @@ static void linear(const float *x, int64_t x_stride, const float *packed, const 
  * largest of each row (as headwater_argmax), while it is at hand. Returns 1 if there is no memory. */
 int headwater_linear(const float *x, int64_t x_stride, const float *packed, const float *bias, float *out,
                      int64_t rows, int64_t outputs, int64_t inputs, int threads, float *best, int64_t *where) {
+    if (!rows) return 0; /* nothing may also be what an allocation of nothing returns */
     const int64_t parts = threads > 1 ? threads : 1;
     struct seen *seen = best ? aligned_alloc(sizeof(vec), (size_t)(parts * rows) * sizeof *seen) : NULL;
     if (best && !seen) return 1;

@@ -21,7 +21,7 @@ from worker.model.cpu_native import Largest, NativeProduct, address_of
 from worker.model.hugepages import Arena
 from worker.model.kvcache import LayerKv, LayerSpec
 
-_LANE, _MOST_DIM, _MOST_GROUP = 16, 256, 8
+_MOST_GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +188,7 @@ class CpuKernels:
     @staticmethod
     def decodes(spec: LayerSpec, query_heads: int) -> bool:
         """Whether a layer's shapes are compiled in."""
-        return (
-            spec.dtype == torch.float32
-            and spec.key_dim == spec.value_dim <= _MOST_DIM
-            and spec.key_dim % _LANE == 0
-            and not spec.capped
-            and query_heads // spec.kv_heads <= _MOST_GROUP
-        )
+        return ChunkKernel.takes(spec) and query_heads // spec.kv_heads <= _MOST_GROUP
 
     def attend(self, query: Tensor, layer: LayerKv, runs: Runs, out: Tensor, scale: float) -> None:
         """``query`` and ``out`` ``[n, Hq, D]``, each row in one piece; keys and values of a layer
