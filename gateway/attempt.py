@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from gateway import refusals, relayedstream
+from gateway import refusals, relayedstream, wholeanswers
 from gateway.engines import catalogue
 from gateway.engines.base import Engine
 from gateway.exchange import BODYLESS, Answer, Client
@@ -21,7 +21,6 @@ from gateway.relayedstream import RelayTap
 from gateway.streaming import StreamTap, error_event
 from gateway.upstream import UpstreamBroken, UpstreamError, UpstreamResponse
 from gateway.work import Work
-from shared import dialogue
 from shared.openai import GenerateRequest, Usage, usual_usage
 from shared.sse import SseEventTooLarge
 
@@ -65,8 +64,10 @@ def deliver(
         return _stream(work, request, response, client, end, clock)
     if request is not None or is_json:
         return _whole(work, response, client, end, gave)
-    if _is_known_stream(work, response):
+    if work.streamed and not _encoded(response):  # else the client asked for what is packed
         return _relayed(work, response, client, end, gave, clock)
+    if wholeanswers.expected(work.inbound.route, response.content_type):
+        return _whole(work, response, client, end, gave)
     return _verbatim(work, response, client, end)
 
 
@@ -86,31 +87,16 @@ async def _whole(
     if work.request is not None and (usage := usual_usage(body)) is None:
         decoded = refusals.decode_json(body)
         if not isinstance(decoded, dict) and not _encoded(response):
-            raise refusals.from_upstream(UpstreamBroken("the worker's answer is no JSON object"))
+            raise refusals.no_answer()
         error = refusals.error_in(decoded)
         if error is not None:
             raise refusals.from_error_object(error)
         usage = _adapter(work).usage(decoded)
-    elif work.request is None and work.inbound.route in dialogue.ROUTES:
-        usage, given = _told(body, work.inbound.route)
+    elif work.request is None and not _encoded(response):
+        usage, given = wholeanswers.look(work.inbound.route, body)
         gave(work, given)
     end(work, OK, response.status, usage)
     await client.send(work.marked(Answer(response.status, body, response.headers)))
-
-
-def _told(body: bytes, route: str) -> tuple[Usage | None, str]:
-    """What a whole response or message took, and the id to go on from a response.
-
-    Raises ``AttemptFailed`` where there is nothing but an error: a response may have failed, but it
-    has an id then.
-    """
-    decoded = refusals.decode_json(body)
-    fields = decoded if isinstance(decoded, dict) else {}
-    error = refusals.error_in(decoded)
-    if error is not None and fields.get("id") is None:
-        raise refusals.from_error_object(error)
-    given = dialogue.response_id(fields) if route == dialogue.RESPONSES else ""
-    return dialogue.read_usage(fields.get("usage")), given
 
 
 def _adapter(work: Work) -> Engine:
@@ -122,14 +108,6 @@ def _encoded(response: UpstreamResponse) -> bool:
     """The body is packed, although nobody asked for it: not to be looked into."""
     packed = (value for name, value in response.headers if name.lower() == "content-encoding")
     return next(packed, "identity").lower() != "identity"
-
-
-def _is_known_stream(work: Work, response: UpstreamResponse) -> bool:
-    return (
-        response.content_type == EVENTS
-        and work.inbound.route in dialogue.ROUTES
-        and not _encoded(response)  # the client may have asked for it: it cannot be looked into
-    )
 
 
 async def _verbatim(

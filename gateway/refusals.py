@@ -9,6 +9,7 @@ from typing import Any
 from gateway.exchange import Answer, Headers, error_answer
 from gateway.records import Outcome
 from gateway.upstream import (
+    UpstreamBroken,
     UpstreamConnectError,
     UpstreamError,
     UpstreamRefused,
@@ -48,6 +49,11 @@ def from_upstream(error: UpstreamError) -> AttemptFailed:
     if isinstance(error, UpstreamTimeout):
         return AttemptFailed(error_answer(DeadlineExceeded(f"{_sentence(error)}.")), "timeout")
     return AttemptFailed(error_answer(UpstreamFailed(f"{_sentence(error)}.")), "broken")
+
+
+def no_answer() -> AttemptFailed:
+    """An answer with status 200 that no client could read."""
+    return from_upstream(UpstreamBroken("the worker's answer is no JSON object"))
 
 
 def from_status(status: int, headers: Headers, body: bytes) -> AttemptFailed:

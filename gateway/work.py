@@ -72,6 +72,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     ticket: Ticket | None = None
     """It had to wait in the gateway."""
     tap: StreamTap | None = None
+    streamed: bool = False
+    """An event stream of another form than chat's is asked for."""
     relayed: bool = False
     """Its answer is an event stream of another form than chat's."""
     task: asyncio.Task[object] | None = None
@@ -214,7 +216,7 @@ def dialogue(
         adapter=prompt.adapter,
         session=terms.session or asked.session,
     )
-    item.policy = terms.policy
+    item.policy, item.streamed = terms.policy, asked.stream
     return item
 
 

@@ -37,9 +37,12 @@ class Dialogue(msgspec.Struct, frozen=True):
     session: str = ""
     previous: str = ""
     """Id of the response it goes on from, whose prompt only its worker knows."""
+    stream: bool = False
+    """Its answer is to come as events. Engines take 1 and "true" for true."""
 
 
-NOTHING = Dialogue(b"")
+NOTHING = Dialogue(b"", stream=True)
+"""What cannot be read may ask for anything."""
 
 
 def read(route: str, body: bytes) -> Dialogue:
@@ -56,6 +59,7 @@ def read(route: str, body: bytes) -> Dialogue:
             salt=_name(fields, "cache_salt"),
             session=_name(fields, "prompt_cache_key")[:_MAX_NAME],
             previous=_name(fields, "previous_response_id")[:_MAX_NAME] if responses else "",
+            stream=bool(fields.get("stream")),
         )
     except (laxjson.NotJson, RecursionError):
         return NOTHING

@@ -1,0 +1,57 @@
+"""Whole answers on the routes that are passed on: whether they are answers at all. Pure.
+
+What clients of these routes read is JSON, so HTML, half an answer or nothing is as broken there as
+in a chat. Of routes that only workers know nothing is asked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway import refusals
+from shared import dialogue
+from shared.openai import Usage
+
+_OBJECTS = frozenset({"/v1/embeddings", *dialogue.ROUTES})
+_LISTS_TOO = frozenset({"/v1/rerank", "/v1/score", "/tokenize", "/detokenize"})
+"""Some engines answer with a bare list there."""
+_skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def expected(route: str, content_type: str) -> bool:
+    """Whether an answer of this type has to be JSON. Other types are a worker's own business:
+    embeddings can be asked for as bytes."""
+    if route not in _OBJECTS and route not in _LISTS_TOO:
+        return False
+    return not content_type or content_type.startswith("text/") or content_type.endswith("json")
+
+
+def look(route: str, body: bytes) -> tuple[Usage | None, str]:
+    """What a whole response or message took, and the id to go on from a response.
+
+    Raises ``AttemptFailed`` for what is no answer, or where there is nothing but an error: a
+    response may have failed, but it has an id then.
+    """
+    if route not in dialogue.ROUTES and _is_usual(body):
+        return None, ""
+    decoded = refusals.decode_json(body)
+    if not isinstance(decoded, dict):
+        if isinstance(decoded, list) and route in _LISTS_TOO:
+            return None, ""
+        raise refusals.no_answer()
+    error = refusals.error_in(decoded)
+    if error is not None and (decoded.get("id") is None or route not in dialogue.ROUTES):
+        raise refusals.from_error_object(error)
+    given = dialogue.response_id(decoded) if route == dialogue.RESPONSES else ""
+    return dialogue.read_usage(decoded.get("usage")), given
+
+
+def _is_usual(body: bytes) -> bool:
+    """An object without an error, of strict JSON: nothing of it need be decoded (vectors are
+    long)."""
+    try:
+        if not body.isascii():
+            body.decode()  # what is skipped is not looked at so closely
+        return "error" not in _skim(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
