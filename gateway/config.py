@@ -86,7 +86,11 @@ class WorkersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health_timeout_s: Annotated[Positive, doc("A probe without an answer by then failed.")] = 2.0
     connect_timeout_s: Annotated[Positive, doc("Time to connect to a worker.")] = 2.0
     idle_timeout_s: Annotated[
-        Positive, doc("A worker that sends nothing for this long during an answer is cut.")
+        Positive,
+        doc(
+            "A worker that sends nothing for this long during an answer is cut. An answer that is "
+            "no stream sends nothing until it is whole."
+        ),
     ] = 300.0
     request_timeout_s: Annotated[Positive, doc("Longest time one request may take in all.")] = (
         3600.0

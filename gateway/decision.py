@@ -150,6 +150,8 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     status: int
     """HTTP status of the worker's answer, or the one the client gets if there was none."""
+    silent: bool = False
+    """The worker sent nothing for too long, and was given up."""
     usage: Usage | None = None
     output_tokens: int = 0
     """Content events seen; used where the engine reports no usage."""

@@ -27,8 +27,12 @@ class Endings:
         usage: Usage | None = None,
         *,
         final: bool = True,
+        silent: bool = False,
     ) -> None:
-        """Release the attempt's booking and keep its record; nothing if that has been done."""
+        """Release the attempt's booking and keep its record; nothing if that has been done.
+
+        :param silent: as in ``AttemptEnd``.
+        """
         lease, item.lease = item.lease, None
         if lease is None:
             return
@@ -36,6 +40,7 @@ class Endings:
         end = AttemptEnd(
             outcome=outcome,
             status=status,
+            silent=silent,
             usage=tap.usage if tap is not None else usage,
             output_tokens=tap.content_events if tap is not None else 0,
             itl_s=tap.itl_s if tap is not None else None,

@@ -77,6 +77,8 @@ class Member:
     """... and of the minute before."""
     _minute_ends: float = 0.0
     _prefill_ended: float = 0.0
+    answered: float = -inf
+    """When it last showed a first token, or a whole answer."""
     id: WorkerId = field(init=False)
     pool: str = field(init=False)
     """Canonical model name: workers of one pool resemble each other."""

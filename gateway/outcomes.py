@@ -33,6 +33,7 @@ class Outcomes:
 
     def _first_token(self, attempt: Attempt, now: float, speaker: Speaker | None) -> None:
         member = attempt.member
+        member.answered = now
         member.start_decoding(attempt.booking, now, speaker)
         self._fleet.served_at_once(member, member.served_with(attempt.booking))
 
@@ -40,6 +41,7 @@ class Outcomes:
         member, booking, outcome = attempt.member, attempt.booking, end.outcome
         answered = outcome is OK
         if answered:
+            member.answered = now
             self._fleet.served_at_once(member, member.served_with(booking))
         failed = not answered and self._worker_failed(attempt, end, now)
         if not member.release(booking, now, failed=failed):
@@ -63,11 +65,21 @@ class Outcomes:
 
     @staticmethod
     def _worker_failed(attempt: Attempt, end: AttemptEnd, now: float) -> bool:
-        """Whether the end is the worker's fault. Client errors are not; being very late is."""
-        if end.outcome is not Outcome.DEADLINE or attempt.first_token is not None:
-            return end.outcome is Outcome.UPSTREAM_ERROR
-        booking = attempt.booking
-        return now - booking.begun > max(_MIN_PATIENCE_S, _PATIENCE * booking.expected_s)
+        """Whether the end is the worker's fault. Client errors are not; being very late is.
+
+        Silence alone is not: an answer that is no stream says nothing until it is whole. Were busy
+        workers to rest for it, the others would get all that they had, and rest next.
+        """
+        outcome, booking = end.outcome, attempt.booking
+        if attempt.first_token is not None or not (outcome is Outcome.DEADLINE or end.silent):
+            return outcome is Outcome.UPSTREAM_ERROR
+        patience_s = max(_MIN_PATIENCE_S, _PATIENCE * booking.expected_s)
+        if end.silent:
+            if attempt.member.answered <= booking.begun:
+                return True
+            longest_s = attempt.route.query.max_tokens * attempt.member.token_s()
+            patience_s = max(patience_s, longest_s)
+        return now - booking.begun > patience_s
 
     def _learn(self, attempt: Attempt, end: AttemptEnd, now: float) -> None:
         member, query, usage = attempt.member, attempt.route.query, end.usage

@@ -219,7 +219,13 @@ class Pipeline:
             if failure is None:
                 return
             another = self._another(item, failure)
-            self._endings.end(item, failure.outcome, failure.answer.status, final=another is None)
+            self._endings.end(
+                item,
+                failure.outcome,
+                failure.answer.status,
+                final=another is None,
+                silent=failure.reason == refusals.SILENT,
+            )
             if another is None:
                 await client.send(item.marked(failure.answer))
                 return

@@ -21,6 +21,8 @@ from shared.errors import ApiError, DeadlineExceeded, NoCapacity, UpstreamFailed
 MAX_ERROR_BYTES = 1 << 20
 """More of an error answer is not read."""
 _MESSAGE_CHARS = 2000
+SILENT = "timeout"
+"""A worker sent nothing for too long."""
 MODEL_GONE = "model_gone"
 """A worker does not have the model that it was chosen for: an adapter that was unloaded."""
 _CODING = "content-encoding"
@@ -47,7 +49,7 @@ def from_upstream(error: UpstreamError) -> AttemptFailed:
         shown: ApiError = NoCapacity(f"No worker can be reached: {error}.", retry_after_s=1.0)
         return AttemptFailed(error_answer(shown), "connect")
     if isinstance(error, UpstreamTimeout):
-        return AttemptFailed(error_answer(DeadlineExceeded(f"{_sentence(error)}.")), "timeout")
+        return AttemptFailed(error_answer(DeadlineExceeded(f"{_sentence(error)}.")), SILENT)
     return AttemptFailed(error_answer(UpstreamFailed(f"{_sentence(error)}.")), "broken")
 
 

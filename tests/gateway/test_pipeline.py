@@ -14,8 +14,10 @@ from prometheus_client import CollectorRegistry
 from rig import CHAT, DONE, ROLE, STOP, chat, delta, usage, usage_event
 
 from gateway.config import GatewayConfig, RoutingConfig
+from gateway.decision import AttemptEnd
 from gateway.exchange import Answer, ClientGone, Headers, Inbound
 from gateway.index.table import PrefixTable
+from gateway.lease import Lease
 from gateway.openers import open_givers, open_limiter
 from gateway.parts import Parts
 from gateway.pipeline import Pipeline
@@ -314,6 +316,34 @@ async def test_each_worker_is_tried_once(error: Any, status: int) -> None:
     assert [r.flow.prompt for r in bench.kept.records] == [0, 7]
     assert set(bench.suspected) == {"w1", "w2"}
     assert bench.idle()
+
+
+@pytest.mark.parametrize(
+    ("answer", "silent"),
+    [
+        (UpstreamTimeout("x"), True),
+        (streamed(ROLE, UpstreamTimeout("x")), True),
+        (UpstreamConnectError("x"), False),
+        (UpstreamBroken("x"), False),
+        (whole({"error": {"message": "x"}}, 504), False),
+    ],
+)
+async def test_silence_is_told_from_other_failures(
+    answer: Any, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is silent may be busy (``test_router_silence.py``); who sends a 504 is not silent."""
+    ends: list[AttemptEnd] = []
+    finish = Lease.finish
+
+    def noted(lease: Lease, end: AttemptEnd, now: float) -> RequestRecord:
+        ends.append(end)
+        return finish(lease, end, now)
+
+    monkeypatch.setattr(Lease, "finish", noted)
+    bench = Bench(retries=0)
+    bench.upstream.answers = [answer]
+    await bench.chat(stream=True)
+    assert [end.silent for end in ends] == [silent]
 
 
 async def test_retries_can_be_switched_off() -> None:
