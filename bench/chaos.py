@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 
 from chaosfaults import FAULTS, Chaos, good  # noqa: E402
-from chaoslab import PATIENT, Load, read, recovers  # noqa: E402
+from chaoslab import PATIENT, SILENCE, Load, read, recovers  # noqa: E402
 from livelab import Lab, lab  # noqa: E402
 from rig import Stub  # noqa: E402
 
@@ -96,7 +96,7 @@ async def run(bench: Lab, options: argparse.Namespace) -> bool:
     """All of it; whether all was well."""
     liar = await Stub.start(("fake",))
     liar.respond = good
-    env = {**PATIENT, "HEADWATER_ROUTING__POLICY": options.policy}
+    env = {**PATIENT, **SILENCE, "HEADWATER_ROUTING__POLICY": options.policy}
     env |= {"HEADWATER_LEDGER__DIR": str(bench.folder / "ledger")}
     gateway = await asyncio.to_thread(
         lambda: bench.launch_gateway(liar.url, redis=bench.redis.url, env=env)

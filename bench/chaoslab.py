@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from livelab import SPEED, Lab  # noqa: E402
 CHAT = "/v1/chat/completions"
 CLIENT_LIMIT_S = 60.0
 SILENCE_S = 10.0
+SILENCE = {"HEADWATER_WORKERS__IDLE_TIMEOUT_S": str(SILENCE_S)}
+"""Where workers fall silent for good, so that their requests end in time. Elsewhere it would cut
+answers of workers that are merely busy: one that is no stream says nothing until it is whole."""
 PATIENT = {
-    "HEADWATER_WORKERS__IDLE_TIMEOUT_S": str(SILENCE_S),
     "HEADWATER_WORKERS__HEALTH_TIMEOUT_S": "3",
     "HEADWATER_LOG__LEVEL": "warning",
 }
@@ -80,6 +83,8 @@ class Load:
     per_s: float
     excused: Callable[[bool, str], bool] = lambda stream, outcome: False
     """Whether a told error is enough now (streamed?, what was told)."""
+    most: float = inf
+    """Requests without an answer at a time; further ones are ``held`` until one has ended."""
     counts: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     ends: bool = False
@@ -93,6 +98,9 @@ class Load:
             running: set[asyncio.Task[None]] = set()
             while not self.ends:
                 await asyncio.sleep(rng.expovariate(self.per_s))
+                if len(running) >= self.most:
+                    self.counts["held"] += 1
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 task = asyncio.create_task(self._one(session, rng))
                 running.add(task)
                 task.add_done_callback(running.discard)
@@ -101,10 +109,12 @@ class Load:
     async def _one(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         stream = rng.random() < 0.5
         self.counts["requests"] += 1
+        name, begun = f"load-{self.counts['requests']}", time.monotonic()
         body = body_of(rng, stream=stream)
         begun_excused = self.excused(stream, "told: before")
+        headers = {"x-request-id": name}
         try:
-            async with session.post(f"{self.url()}{CHAT}", json=body) as got:
+            async with session.post(f"{self.url()}{CHAT}", json=body, headers=headers) as got:
                 outcome = verdict(got.status, await got.read(), stream=stream)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             outcome = f"lost: {error!r}"
@@ -114,7 +124,8 @@ class Load:
             self.counts["told"] += 1
         else:
             self.counts["lost"] += 1
-            self.lost.append(f"{'stream' if stream else 'whole'} {outcome}")
+            kind, took = "stream" if stream else "whole", time.monotonic() - begun
+            self.lost.append(f"{kind} {outcome} ({name}, {took:.1f} s, at {time.time():.1f})")
 
 
 @dataclass(frozen=True)

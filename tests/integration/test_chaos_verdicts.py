@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
@@ -13,7 +14,7 @@ from rig import DONE, ROLE, STOP, delta, event
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 import sidechannel
-from chaoslab import verdict
+from chaoslab import Load, verdict
 from sidechannel import Trial
 from soak import Sample, growth, strays
 
@@ -54,6 +55,26 @@ ERROR = {"error": {"message": "the worker left", "type": "server_error"}}
 )
 def test_verdicts(status: int, data: bytes, stream: bool, expected: str) -> None:
     assert verdict(status, data, stream=stream).split(":")[0] == expected
+
+
+async def test_load_waits_where_too_many_have_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that gets slower is not asked for ever more; nothing that was sent is dropped."""
+    load = Load(lambda: "", 1e9, most=3)
+    running: list[int] = [0]
+
+    async def one(session: object, rng: object) -> None:
+        load.counts["requests"] += 1
+        load.ends = load.counts["requests"] >= 20
+        running.append(running[-1] + 1)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running.append(running[-1] - 1)
+
+    monkeypatch.setattr(load, "_one", one)
+    await load.run()
+    assert max(running) == 3
+    assert running[-1] == 0
+    assert load.counts["held"] > 0
 
 
 PERIOD, EVERY, N_ROUNDS = 90.0, 10.0, 9
