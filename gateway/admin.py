@@ -57,6 +57,10 @@ class Fleet(Protocol):
         """Let a worker go. False: unknown."""
         ...
 
+    async def drain_worker(self, worker: WorkerId, *, on: bool) -> bool:
+        """No new requests there, or new ones again, for all gateways. False: unknown."""
+        ...
+
     def resync(self, worker: WorkerId) -> None:
         """Ask a worker that has an event feed for its whole contents again."""
         ...
@@ -148,9 +152,11 @@ class Admin:
         if method == "DELETE" and not action:
             return self._changed(worker, "removed", self._fleet.remove_worker(worker))
         if method == "POST" and action == "drain":
-            return self._changed(worker, "draining", self._router.drain(worker, self._clock()))
+            known = await self._fleet.drain_worker(worker, on=True)
+            return self._changed(worker, "draining", known)
         if method == "POST" and action == "undrain":
-            return self._changed(worker, "ready", self._router.undrain(worker, self._clock()))
+            known = await self._fleet.drain_worker(worker, on=False)
+            return self._changed(worker, "ready", known)
         raise MethodNotAllowed(f"{method} is not possible here.")
 
     async def _get(self, path: str) -> Answer:

@@ -117,6 +117,10 @@ class RedisKeys:
         """STRING: the worker that gave a response; ``mark`` is a hash of its tenant and id."""
         return f"hw:{{{self.deployment}.r.{mark[:2]}}}:gave:{mark}"
 
+    def drains(self) -> str:
+        """HASH: what operators said of draining, by worker."""
+        return f"hw:{{{self.deployment}.g}}:drains"
+
     def gateways(self) -> str:
         """SET of gateway ids that share bookings; in the same slot as their values."""
         return f"hw:{{{self.deployment}.g}}:gateways"

@@ -9,6 +9,7 @@
     roads        per worker: through Redis or its own feed                   -> events, trust
     learned      what gateways learned about workers without events           -> served elsewhere
     bookings     what the other gateways have booked                         -> peers' bookings
+    drains       which workers operators of any gateway drain                -> drains
 
 Requests never wait for any of this, and nothing here waits for a request: a Redis that is down,
 frozen or emptied costs the request path nothing.
@@ -33,6 +34,7 @@ from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_listing
 from gateway.feeds.base import FedRouter, SharesBookings, SharesLearned
 from gateway.feeds.bookings import BookingExchange
+from gateway.feeds.drains import SharedDrains
 from gateway.feeds.enginebook import EngineBook
 from gateway.feeds.enginefeed import EngineFeeds
 from gateway.feeds.fingerprints import Fingerprints
@@ -110,6 +112,7 @@ class Feeds:
         self._probes: Upstream | None = None
         self._tender: Tender | None = None
         self._roads: Roads | None = None
+        self._drains: SharedDrains | None = None
         self.reachable = reachable or Reachable()
         self.reachable.replace(self._static.workers)
         self._followed: FollowedLists | None = None
@@ -181,11 +184,17 @@ class Feeds:
         keys = RedisKeys(self._config.deployment.name)
         clock, rng = self._sources.clock, self._sources.rng
         stats, replica = self.stats, self._replica
-        look_link, log_link, checkpoint_link, booking_link, learned_link = links
+        look_link, log_link, checkpoint_link, booking_link, learned_link, drain_link = links
         follower = LogFollower(log_link, keys, replica, stats, clock, rng)
         roads.checkpoints = CheckpointLoader(checkpoint_link, keys, replica, stats, clock, rng)
-        tender.on_new = follower.rewind
+        self._drains = drains = SharedDrains(drain_link, keys, self._router, clock=clock, rng=rng)
+        tender.registered.on_departed = drains.departed
 
+        def met(worker: WorkerId) -> None:
+            follower.rewind(worker)
+            drains.apply()
+
+        tender.on_new = met
         watch = RegistryWatch(
             look_link, RedisDiscovery(keys), stats, tender.registered.looked, clock, rng
         )
@@ -198,6 +207,7 @@ class Feeds:
         self._tasks.spawn("log", follower.run)
         self._tasks.spawn("checkpoints", roads.checkpoints.run)
         self._tasks.spawn("bookings", exchange.run)
+        self._tasks.spawn("drains", drains.run)
 
     async def stop(self) -> None:
         """End all tasks and connections. What the router knows stays."""
@@ -235,7 +245,19 @@ class Feeds:
             if member is not None and not kept:
                 tender.dismiss(member, "nobody there")
             raise BadRequest(f"no worker at {checked}: {reason}", param="url")
+        if self._drains is not None:
+            await self._drains.say(worker, drained=False)
         return worker
+
+    async def drain_worker(self, worker: WorkerId, *, on: bool) -> bool:
+        """No new requests there, from any gateway on this Redis, or new ones again. Holds here at
+        once, and at the others when this returns. False: unknown."""
+        change = self._router.drain if on else self._router.undrain
+        if not change(worker, self._sources.clock()):
+            return False
+        if self._drains is not None:
+            await self._drains.say(worker, drained=on)
+        return True
 
     def remove_worker(self, worker: WorkerId) -> bool:
         """Let a worker go; this incarnation does not come back through Redis. False: unknown."""
@@ -246,6 +268,8 @@ class Feeds:
         if member is None:
             return False
         tender.dismiss(member, "removed", ban=True)
+        if self._drains is not None:
+            self._drains.let_go(worker)
         return True
 
     def replace_static(self, config: WorkersConfig) -> None:
@@ -336,4 +360,4 @@ def _links(config: GatewayConfig) -> tuple[RedisLink, ...] | None:
     if url == "none":
         return None
     timeout_s = config.redis.timeout_ms / 1000
-    return tuple(RedisLink(url, timeout_s, "headwater-gateway") for _ in range(5))
+    return tuple(RedisLink(url, timeout_s, "headwater-gateway") for _ in range(6))

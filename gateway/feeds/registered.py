@@ -53,6 +53,8 @@ class Registered:
         self._tender, self._replica, self._config = tender, replica, config
         self._stats, self._clock = stats, clock
         self._last: tuple[Look, float] | None = None
+        self.on_departed: Callable[[WorkerId], None] = lambda worker: None
+        """Called after a worker has left; set before the start."""
         self._log: Any = structlog.get_logger("gateway.feeds")
 
     def looked(self, look: Look, redis_up_since: float) -> None:
@@ -66,6 +68,8 @@ class Registered:
         for member in members.departures(look, redis_up_since, now):
             reason = "drained" if member.draining else "lease gone and unreachable"
             self._tender.dismiss(member, reason)
+            if member.info is not None:
+                self.on_departed(member.info.id)
 
     def recall(self, worker: WorkerId) -> None:
         """A worker is usually known from Redis before it is asked: its events come from there."""

@@ -188,6 +188,8 @@ class Front:
         self, method: str, path: str, body: bytes | None, worker: str, action: str
     ) -> Answer:
         """Done by all, or the answer says who did not. One refusal by all is passed on as it is."""
+        if action == "undrain":  # whoever catches up meanwhile must not drain behind it
+            self._group.changes.note(Change(method, path, body, worker, action))
         replies = await self._all(method, path, body)
         done = [r for r in replies.values() if isinstance(r, Reply) and r.ok]
         if not done:

@@ -15,7 +15,7 @@ from redisrig import RedisProxy, talk
 from rig import CHAT, ask, eventually
 
 pytestmark = pytest.mark.redis
-MOST = 5
+MOST = 6
 """Links of one gateway."""
 
 

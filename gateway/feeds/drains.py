@@ -1,0 +1,175 @@
+"""Gateways tell each other which workers operators drain, so that none of them sends there.
+
+One value per worker, ``b"<version> d"`` (drained) or ``b"<version> u"`` (not any more): the higher
+version counts, of two equal ones the drain. No clocks are compared. Whoever knows more than what
+stands in Redis writes it again, so a flush, or a gateway that was cut off, undoes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from gateway.feeds.base import FedRouter
+from gateway.feeds.redisfeed import Backoff
+from shared.rediskeys import LOG_TTL_MS, Command, RedisKeys, Reply
+from shared.redislink import RedisLink, RedisLost
+from shared.types import WorkerId
+
+EVERY_S = 0.2
+"""So long after one gateway was told, the others have heard of it."""
+SAY_S = 0.5
+"""How long an operator waits for Redis at most."""
+_MOST = 65_536
+_MOST_VERSION = 2**53
+_LETTERS = {b"d": True, b"u": False}
+
+
+@dataclass(slots=True)
+class DrainTable:
+    """The last word about each worker. Pure."""
+
+    _words: dict[WorkerId, tuple[int, bool]] = field(default_factory=dict)
+    _let_go: dict[WorkerId, int] = field(default_factory=dict)
+    """Up to which version a word about a worker that was removed here means nothing here."""
+
+    def drained(self) -> list[WorkerId]:
+        """Who is to get no new requests."""
+        words = self._words.items()
+        return [name for name, (version, on) in words if on and version > self._let_go.get(name, 0)]
+
+    def let_go(self, worker: WorkerId) -> None:
+        """It was removed here: if it comes back, it is another one."""
+        if worker in self._words:
+            self._let_go[worker] = self._words[worker][0]
+
+    def say(self, worker: WorkerId, *, drained: bool) -> None:
+        """An operator's word; what is so already is no news."""
+        version, before = self._words.get(worker, (0, False))
+        if before != drained:
+            self._words[worker] = version + 1, drained
+
+    def hear(self, told: Mapping[bytes, bytes]) -> list[WorkerId]:
+        """What stands in Redis; returns who may be asked again. What is no word is left alone."""
+        freed = []
+        for name, value in told.items():
+            word = _word(value)
+            worker = WorkerId(name.decode("utf-8", "replace"))
+            known = self._words.get(worker, (0, False))
+            if word is not None and word > known and len(self._words) < _MOST:
+                self._words[worker] = word
+                if known[1] and not word[1]:
+                    freed.append(worker)
+        return freed
+
+    def news(self, told: Mapping[bytes, bytes]) -> dict[WorkerId, bytes]:
+        """What Redis does not know, or no longer. That nobody is drained need not stand there."""
+        return {
+            worker: b"%d %b" % (version, b"d" if drained else b"u")
+            for worker, (version, drained) in self._words.items()
+            if (version, drained) > (_word(told.get(worker.encode(), b"")) or (0, False))
+            and (version > self._let_go.get(worker, 0) if drained else worker.encode() in told)
+        }
+
+
+def _word(value: bytes) -> tuple[int, bool] | None:
+    version, _, letter = value.partition(b" ")
+    if not version.isdigit() or letter not in _LETTERS or len(version) > 16:
+        return None
+    return min(int(version), _MOST_VERSION), _LETTERS[letter]
+
+
+class SharedDrains:
+    """Owned by the feeds, where there is a Redis."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        keys: RedisKeys,
+        router: FedRouter,
+        *,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._link, self._key, self._router = link, keys.drains(), router
+        self._clock, self._rng = clock, rng
+        self._table = DrainTable()
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Exchange for ever; what operators said holds during an outage, too."""
+        backoff = Backoff(self._rng)
+        try:
+            while True:
+                try:
+                    await self.exchange()
+                    backoff.reset()
+                    await asyncio.sleep(EVERY_S)
+                except RedisLost:
+                    self.apply()
+                    await backoff.pause()
+        finally:
+            await self._link.drop()
+
+    async def exchange(self) -> None:
+        """Hear what the others said, tell what they do not know. One at a time."""
+        async with self._turn:
+            told = await self._read()
+            for worker in self._table.hear(told):
+                self._router.undrain(worker, self._clock())
+            self.apply()
+            commands: list[Command] = []
+            if news := self._table.news(told):
+                words = (part for pair in news.items() for part in pair)
+                commands.append(("HSET", self._key, *words))
+            if self._table.drained():
+                commands.append(("PEXPIRE", self._key, LOG_TTL_MS))
+            for reply in await self._link.call(commands) if commands else ():
+                if isinstance(reply, Exception):
+                    raise RedisLost(f"drains: {reply}")
+
+    async def _read(self) -> dict[bytes, bytes]:
+        [reply] = await self._link.call([("HGETALL", self._key)])
+        if isinstance(reply, Exception):
+            raise RedisLost(f"drains: {reply}")
+        flat: list[Reply] = reply if isinstance(reply, list) else []
+        return dict(zip(flat[::2], flat[1::2], strict=False))
+
+    def apply(self) -> None:
+        """Workers may have joined since they were drained."""
+        for worker in self._table.drained():
+            self._router.drain(worker, self._clock())
+
+    def let_go(self, worker: WorkerId) -> None:
+        """See :meth:`DrainTable.let_go`."""
+        self._table.let_go(worker)
+
+    def departed(self, worker: WorkerId) -> None:
+        """It took its registration back, or lost it: whoever comes under its name is another."""
+        self._table.say(worker, drained=False)
+
+    async def say(self, worker: WorkerId, *, drained: bool) -> None:
+        """An operator's word; returns once the other gateways have heard of it, if Redis is well.
+
+        What they said is heard first: a gateway that has just started knows of nothing yet.
+        """
+        heard = await self._exchanged()
+        self._table.say(worker, drained=drained)
+        self._settle(worker)
+        if heard and await self._exchanged():
+            await asyncio.sleep(EVERY_S)
+
+    def _settle(self, worker: WorkerId) -> None:
+        change = self._router.drain if worker in self._table.drained() else self._router.undrain
+        change(worker, self._clock())
+
+    async def _exchanged(self) -> bool:
+        """False: Redis is away."""
+        try:
+            async with asyncio.timeout(SAY_S):
+                await self.exchange()
+        except (RedisLost, TimeoutError):
+            return False
+        return True

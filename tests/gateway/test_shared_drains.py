@@ -1,0 +1,76 @@
+"""What gateways make of each other's words about draining, in whatever order they hear them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.feeds.drains import DrainTable
+from shared.types import WorkerId
+
+W = WorkerId("w")
+steps = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["drain", "undrain", "exchange", "flush"])),
+    max_size=30,
+)
+
+
+def exchange(table: DrainTable, redis: dict[bytes, bytes]) -> None:
+    """As :class:`SharedDrains` does it."""
+    told = dict(redis)
+    table.hear(told)
+    redis.update({worker.encode(): word for worker, word in table.news(told).items()})
+
+
+@given(steps)
+def test_all_come_to_agree(steps: list[tuple[int, str]]) -> None:
+    tables, redis = [DrainTable() for _ in range(3)], dict[bytes, bytes]()
+    for number, step in steps:
+        if step == "flush":
+            redis.clear()
+        elif step == "exchange":
+            exchange(tables[number], redis)
+        else:
+            tables[number].say(W, drained=step == "drain")
+    for table in tables * 2:
+        exchange(table, redis)
+    assert len({tuple(table.drained()) for table in tables}) == 1
+
+
+@given(steps, st.integers(0, 2), st.booleans())
+def test_the_last_word_counts(steps: list[tuple[int, str]], last: int, on: bool) -> None:
+    """Of one who has heard what the others said before."""
+    tables, redis = [DrainTable() for _ in range(3)], dict[bytes, bytes]()
+    for number, step in steps:
+        if step in ("drain", "undrain"):
+            tables[number].say(W, drained=step == "drain")
+    for table in tables * 2:
+        exchange(table, redis)
+    tables[last].say(W, drained=on)
+    for number in (last, 0, 1, 2):
+        exchange(tables[number], redis)
+    assert [table.drained() for table in tables] == [[W] if on else []] * 3
+
+
+@given(st.binary(max_size=8), st.binary(max_size=30))
+def test_what_is_no_word_changes_nothing(name: bytes, value: bytes) -> None:
+    table = DrainTable()
+    table.say(W, drained=True)
+    table.hear({name: value, W.encode(): b"x" + value})
+    assert W in table.drained()
+
+
+def test_who_was_let_go_comes_back_undrained_here_alone() -> None:
+    here, there, redis = DrainTable(), DrainTable(), dict[bytes, bytes]()
+    there.say(W, drained=True)
+    exchange(there, redis)
+    exchange(here, redis)
+    here.let_go(W)
+    exchange(here, redis)
+    assert (here.drained(), there.drained()) == ([], [W])
+    exchange(there, redis)
+    there.say(W, drained=False)
+    there.say(W, drained=True)
+    exchange(there, redis)
+    exchange(here, redis)
+    assert here.drained() == [W], "a later word counts again"
