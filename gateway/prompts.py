@@ -189,9 +189,9 @@ class Prompts:
         if not text:
             return Prompt(adapter=profile.adapter)
         begun = self._clock()
-        plain = keys = self._text.keys(self._root(profile, "", TEXT), text)
+        plain = keys = self._text.keys(self._root(profile, "", TEXT), text, salt)
         if salt:
-            keys = self._text.keys(self._root(profile, salt, TEXT), text)
+            keys = self._text.keys(self._root(profile, salt, TEXT), text, salt)
         return Prompt(
             keys=keys,
             hash_s=self._clock() - begun,

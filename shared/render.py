@@ -98,6 +98,8 @@ class _Plan:
     prompts: tuple[tuple[str, ...] | bytes, ...]
     special: bool
     cutter: Cutter
+    salt: str = ""
+    """Whose texts these are: nothing is remembered of them for requests of another salt."""
 
 
 class Renderer:
@@ -198,9 +200,10 @@ class Renderer:
     def new_text_bytes(self, request: GenerateRequest) -> int:
         """About how many bytes of text :meth:`chain` would have to encode now."""
         total = 0
-        for pieces in self._plan(request).prompts:
+        plan = self._plan(request)
+        for pieces in plan.prompts:
             if not isinstance(pieces, bytes):
-                held = self._cache.known(pieces)
+                held = self._cache.known(pieces, plan.salt)
                 total += sum(_size(p) for p, k in zip(pieces, held, strict=True) if not k)
         return total
 
@@ -238,13 +241,16 @@ class Renderer:
             tuple(cutter.cut(prompt)) if isinstance(prompt, str) else pack_tokens(prompt)
             for prompt in prompts
         ]
-        return _Plan(tuple(cut), request.add_special_tokens, cutter)
+        return _Plan(tuple(cut), request.add_special_tokens, cutter, request.cache_salt or "")
 
     def _segments(self, plan: _Plan, pieces: Sequence[str]) -> list[Segment]:
         """One prompt's text as segments; pieces not known yet are encoded here."""
+        salt = plan.salt
         segments = [
-            self._cache.add(piece, self._seen_or_encoded(piece)) if held is None else held
-            for piece, held in zip(pieces, self._cache.find(pieces), strict=True)
+            self._cache.add(piece, self._seen_or_encoded(piece, salt), salt)
+            if held is None
+            else held
+            for piece, held in zip(pieces, self._cache.find(pieces, salt), strict=True)
         ]
         return [*self._before, *segments, *self._after] if plan.special else segments
 
@@ -254,11 +260,11 @@ class Renderer:
             return prompt
         return b"".join(segment.tokens for segment in self._segments(plan, prompt))
 
-    def _seen_or_encoded(self, piece: str) -> bytes:
+    def _seen_or_encoded(self, piece: str, salt: str) -> bytes:
         """Packed tokens of a piece; a long one may have been encoded by another process."""
         if self._shown is None or len(piece) < LONG_ENOUGH:
             return self._encode(piece)
-        name = self._shown.name(self.bundle.fingerprint, piece)
+        name = self._shown.name(self.bundle.fingerprint, piece, salt)
         tokens = self._shown.find(name)
         if tokens is None:
             tokens = self._encode(piece)

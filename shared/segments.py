@@ -2,8 +2,11 @@
 
 Two maps, each dropping its least recently used entries beyond its share of the byte budget:
 
-    piece of text                      -> Segment: its tokens (whatever stands before it)
+    piece of text (and its salt)       -> Segment: its tokens (whatever stands before it)
     (scope root, piece, piece, ...)    -> ChainNode: keys, chain state and tail up to there
+
+Pieces of different salts are different ones, and so are their chains: who may not know what another
+one sends must not find it encoded, which takes a measurable time.
 
 A salt that enters a chain later (``SaltPoint``) is part of what stands for the root here.
 
@@ -30,7 +33,11 @@ from shared.types import BlockKey
 
 _ENTRY_BYTES = 250
 """About what an entry costs besides its contents (objects, key, dict slot)."""
+_PAIR_BYTES = getsizeof(("", ""))
 _SEGMENT_SHARE = 0.75
+
+_Name = str | tuple[str, str]
+"""A piece of text, with its salt if it has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,43 +79,46 @@ class SegmentCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_segments = int(max_bytes * _SEGMENT_SHARE)
         self._max_nodes = max_bytes - self._max_segments
-        self._segments: OrderedDict[str, tuple[Segment, int]] = OrderedDict()
+        self._segments: OrderedDict[_Name, tuple[Segment, int]] = OrderedDict()
         self._nodes: OrderedDict[tuple[int | bytes, int], tuple[ChainNode, int]] = OrderedDict()
         self._segment_bytes = self._node_bytes = 0
         self._hits = self._misses = 0
         self._ids = count(1)
         self._lock = threading.Lock()
 
-    def known(self, texts: Sequence[str]) -> list[bool]:
+    def known(self, texts: Sequence[str], salt: str = "") -> list[bool]:
         """Which of the pieces are held; changes nothing, not even their age."""
         with self._lock:
-            return [text in self._segments for text in texts]
+            return [name in self._segments for name in _names(texts, salt)]
 
-    def find(self, texts: Sequence[str]) -> list[Segment | None]:
+    def find(self, texts: Sequence[str], salt: str = "") -> list[Segment | None]:
         """The segments held, in order; None where a piece has to be encoded."""
         found: list[Segment | None] = []
         with self._lock:
-            for text in texts:
-                entry = self._segments.get(text)
+            for name in _names(texts, salt):
+                entry = self._segments.get(name)
                 if entry is None:
                     found.append(None)
                 else:
-                    self._segments.move_to_end(text)
+                    self._segments.move_to_end(name)
                     found.append(entry[0])
             missing = found.count(None)
             self._misses += missing
             self._hits += len(found) - missing
         return found
 
-    def add(self, text: str, tokens: bytes) -> Segment:
+    def add(self, text: str, tokens: bytes, salt: str = "") -> Segment:
         """Keep a piece's tokens (packed); returns the segment to go on with."""
         cost = getsizeof(text) + len(tokens) + _ENTRY_BYTES
+        if salt:
+            cost += getsizeof(salt) + _PAIR_BYTES
+        (name,) = _names((text,), salt)
         with self._lock:
-            entry = self._segments.get(text)
+            entry = self._segments.get(name)
             if entry is not None:
                 return entry[0]
             segment = Segment(next(self._ids), tokens)
-            self._segments[text] = (segment, cost)
+            self._segments[name] = (segment, cost)
             self._segment_bytes += cost
             while self._segment_bytes > self._max_segments:
                 _, (_, freed) = self._segments.popitem(last=False)
@@ -188,3 +198,7 @@ class SegmentCache:
             while self._node_bytes > self._max_nodes:
                 _, (_, freed) = self._nodes.popitem(last=False)
                 self._node_bytes -= freed
+
+
+def _names(texts: Sequence[str], salt: str) -> Sequence[_Name]:
+    return [(salt, text) for text in texts] if salt else texts

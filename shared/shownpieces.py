@@ -7,8 +7,8 @@
     record    name 16 bytes | check u64 | size u32 | tokens
 
 There are no locks between processes. A reader copies a record and believes it if name and check are
-right, which they are not while it is being overwritten. A name is a keyed hash of tokenizer and
-text, so nobody who sends texts can make two of one name; the texts themselves are not kept.
+right, which they are not while it is being overwritten. A name is a keyed hash of tokenizer, salt
+and text, so nobody who sends texts can make two of one name; the texts themselves are not kept.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ class ShownPieces:
         """Where the next record goes, in our area."""
         self._lock = threading.Lock()
 
-    def name(self, tokenizer: str, text: str) -> bytes:
-        """Under which a piece's tokens are found. Pure."""
-        told = f"{len(tokenizer)} {tokenizer}{text}".encode("utf-8", "surrogatepass")
+    def name(self, tokenizer: str, text: str, salt: str = "") -> bytes:
+        """Under which a piece's tokens are found, by requests of that salt. Pure."""
+        told = f"{len(tokenizer)} {len(salt)} {tokenizer}{salt}{text}".encode(
+            "utf-8", "surrogatepass"
+        )
         return blake2b(told, digest_size=16, key=self._secret).digest()
 
     def find(self, name: bytes) -> bytes | None:

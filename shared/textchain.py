@@ -51,28 +51,32 @@ class TextChain:
     def chain(self, request: GenerateRequest, scope_root: bytes) -> EncodedChain:
         """Keys of the first prompt's text."""
         data = plain_bytes(request)
-        return EncodedChain(0, data, self.keys(scope_root, data))
+        return EncodedChain(0, data, self.keys(scope_root, data, request.cache_salt or ""))
 
     def new_text_bytes(self, request: GenerateRequest) -> int:
         """Nothing is encoded, ever."""
         del request
         return 0
 
-    def keys(self, state: bytes, data: bytes) -> list[BlockKey]:
-        """As ``extend_chain(state, data)[0]``."""
+    def keys(self, state: bytes, data: bytes, salt: str = "") -> list[BlockKey]:
+        """As ``extend_chain(state, data)[0]``.
+
+        :param salt: whose memory it is: what one has sent must not be quicker for another.
+        """
         if len(data) < PAGE_BYTES:
             return extend_chain(state, data)[0]
+        whose = salt.encode("utf-8", "surrogatepass")
         keys: list[BlockKey] = []
         for start in range(0, len(data) - PAGE_BYTES + 1, PAGE_BYTES):
-            following, state = self._page(state, data[start : start + PAGE_BYTES])
+            following, state = self._page(state, data[start : start + PAGE_BYTES], whose)
             keys += following
         rest = len(data) // PAGE_BYTES * PAGE_BYTES
         keys += extend_chain(state, data[rest:] if rest else data)[0]
         return keys
 
-    def _page(self, state: bytes, page: bytes) -> tuple[list[BlockKey], bytes]:
+    def _page(self, state: bytes, page: bytes, whose: bytes) -> tuple[list[BlockKey], bytes]:
         """Keys of one page, and the state after it."""
-        mark = xxhash.xxh3_128_digest(state + page)
+        mark = xxhash.xxh3_128_digest(state + page + whose)
         known = self._young.get(mark)
         if known is None:
             known = self._old.get(mark) or extend_chain(state, page)

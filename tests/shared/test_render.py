@@ -258,6 +258,24 @@ def test_scopes_share_tokens_and_no_keys(renderer: Renderer) -> None:
     assert not set(one.keys) & set(other.keys)
 
 
+def test_what_was_encoded_under_one_salt_takes_its_time_under_another(renderer: Renderer) -> None:
+    """Or a tenant could tell by its answers' times which texts another one has sent."""
+    history = conversation(4)
+    sent = [chat(history), chat(history, cache_salt="a"), chat(history, cache_salt="b")]
+    everything, chains = [], []
+    for request in sent:
+        assert renderer.new_text_bytes(request) > 4 * len("turn 0 " * 30)
+        seen = counted(renderer)
+        chains.append(renderer.chain(request, ROOT))
+        everything.append(list(seen))
+        assert renderer.new_text_bytes(request) == 0
+        renderer.encode_request(request)
+        assert seen == everything[-1], "once"
+    assert everything[0] == everything[1] == everything[2] != []
+    assert chains[0] == chains[1] == chains[2], "the time differs, not the result"
+    assert renderer.stats().cache.nodes == 3 * len(everything[0]), "nor is their hashing shared"
+
+
 def test_a_request_is_rendered_once(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     request = chat(conversation(3))
     renderer.new_text_bytes(request)
@@ -296,6 +314,8 @@ def test_a_long_piece_is_encoded_by_one_of_several_processes() -> None:
         expected = Renderer(byte_bundle()).chain(request, ROOT)
         assert first.chain(request, ROOT) == second.chain(request, ROOT) == expected
         assert [any(text in piece for piece in each) for each in seen] == [True, again]
+        second.chain(chat(user(text), cache_salt="a"), ROOT)
+        assert any(text in piece for piece in seen[1]), "not for those of another salt"
 
 
 def test_threads_agree(renderer: Renderer) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shared import textchain
 from shared.blocks import extend_chain
 from shared.textchain import PAGE_BYTES, TextChain
+from shared.types import BlockKey
 
 ROOTS = (b"a" * 16, b"b" * 16)
 PIECES = [bytes([letter]) * size for letter in b"xyz" for size in (1, 63, 64, PAGE_BYTES - 1, 9000)]
@@ -25,6 +26,25 @@ def test_keys_are_those_of_the_whole_text(prompts: list[tuple[bytes, list[bytes]
     for root, pieces in prompts:
         text = b"".join(pieces)
         assert chain.keys(root, text) == extend_chain(root, text)[0]
+
+
+def test_pages_are_not_remembered_for_those_of_another_salt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[bytes] = []
+
+    def counting(state: bytes, data: bytes) -> tuple[list[BlockKey], bytes]:
+        hashed.append(data)
+        return extend_chain(state, data)
+
+    monkeypatch.setattr(textchain, "extend_chain", counting)
+    chain, text = TextChain(), b"x" * 2 * PAGE_BYTES
+    taken = []
+    for salt in ("", "a", "b", "b"):
+        hashed.clear()
+        assert chain.keys(ROOTS[0], text, salt) == extend_chain(ROOTS[0], text)[0]
+        taken.append(sum(map(len, hashed)))
+    assert taken == [len(text), len(text), len(text), 0]
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
