@@ -1,8 +1,7 @@
 """The web server's edge: aiohttp's low-level server with OpenAI-shaped errors and firm limits.
 
 Limits on slow clients: a request head must be complete ``HEAD_S`` after the connection was made or
-the last answer was sent; a body may pause for ``BODY_S``, plus a second for each ``BODY_RATE``
-bytes that have come. Answers are not limited by these.
+the last answer was sent; bodies: ``shared.slowbody``. Answers are not limited by these.
 """
 
 from __future__ import annotations
@@ -18,19 +17,17 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.exchange import Answer, ClientGone, error_answer
+from shared import slowbody
 from shared.errors import (
     ApiError,
     BadRequest,
     PayloadTooLarge,
-    RequestTimeout,
     UnsupportedMediaType,
 )
 from shared.jsonedge import JsonErrorHandler
 
 HEAD_S = 30.0
 """Also how long an idle connection is kept."""
-BODY_S = 20.0
-BODY_RATE = 64 * 1024
 LINGER_S = 5.0
 """After an early answer, how long the rest of a body is read and thrown away."""
 BACKLOG = 4096
@@ -121,34 +118,16 @@ async def read_body(request: web.BaseRequest, limit: int) -> bytes:
     Raises :class:`PayloadTooLarge`, :class:`RequestTimeout`, ``BadRequest`` for broken framing, and
     :class:`ClientGone`.
     """
-    too_large = PayloadTooLarge(f"The body is larger than the limit of {limit} bytes.")
     if request.content_length is not None and request.content_length > limit:
-        raise too_large
-    content = request.content
+        raise PayloadTooLarge(f"The body is larger than the limit of {limit} bytes.")
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    pieces: list[bytes] = []
-    size = 0
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
     try:
-        while not content.at_eof():
-            if content.is_eof():
-                piece: bytes = content.read_nowait(-1)
-            else:
-                async with asyncio.timeout_at(begun + BODY_S + size / BODY_RATE):
-                    piece = await content.readany()
-            size += len(piece)
-            if size > limit:
-                raise too_large
-            pieces.append(piece)
-    except TimeoutError:
-        raise RequestTimeout("The body did not come in time.") from None
+        return await slowbody.received(request.content, limit)
     except web.RequestPayloadError:
         raise BadRequest("The body's framing is broken.") from None
     except ConnectionError as error:
         raise ClientGone from error
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def json_body(body: bytes) -> dict[str, Any]:

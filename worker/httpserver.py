@@ -10,6 +10,9 @@ from shared.errors import ApiError
 from shared.jsonedge import JsonErrorHandler
 from worker.web import error_response
 
+HEAD_S = 45.0
+"""A request's head must be complete so long after the connection was made or the last answer sent;
+a gateway gives an idle connection up before (``gateway.upstream``), so none is closed under it."""
 MAX_FIELD = 32_768
 """Longest header, as in the gateway, which passes them on."""
 
@@ -44,6 +47,7 @@ class JsonErrorServer(web.Server):
         return Connection(
             self,
             loop=asyncio.get_running_loop(),
+            keepalive_timeout=HEAD_S,
             access_log=None,  # type: ignore[arg-type]  # aiohttp takes None, its annotation does not
             auto_decompress=False,
             max_field_size=MAX_FIELD,

@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from shared import slowbody
 from shared.errors import (
     ApiError,
     BadRequest,
@@ -134,8 +135,8 @@ async def refuse_browsers(request: web.Request, handler: Handler) -> web.StreamR
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
-    """The body of a JSON request; raises 415 for another content type or an encoding, and 413
-    beyond ``limit``."""
+    """The body of a JSON request; raises 415 for another content type or an encoding, 413 beyond
+    ``limit``, and 408 if it comes too slowly."""
     declared = request.headers.get("Content-Type")
     kind = request.content_type.lower()
     is_json = kind in ("application/json", "text/json") or kind.endswith("+json")
@@ -151,6 +152,6 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         raise PayloadTooLarge(f"The request body is larger than {limit} bytes.")
     try:
-        return await request.read()
+        return await slowbody.received(request.content, limit)
     except web.RequestPayloadError:
         raise BadRequest("The body's framing is broken.") from None

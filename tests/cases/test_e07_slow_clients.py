@@ -7,11 +7,20 @@ each kind instead of 500.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
 
+import pytest
 from caserig import body_for
+from ports import pick_port
 from rig import CHAT, DONE, END, ROLE, SSE_HEAD, STOP, RawClient, ask, chunk, completion, delta
 
 from gateway.wire import limits
+from shared import slowbody
+from worker import httpserver
+from worker.config import CacheConfig, ModelConfig, ServeConfig, WorkerConfig
+from worker.server import WorkerServer
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n".encode()
 SLOW = 100
@@ -57,3 +66,35 @@ async def test_slow_requests_end_and_others_do_not_notice(stub, serve, monkeypat
     assert whole.complete
     assert whole.text == "x" * 20
     assert len(worker.seen) == 11
+
+
+async def test_a_workers_listeners_end_them_too(monkeypatch, own_worker: tuple[str, str]) -> None:
+    monkeypatch.setattr(httpserver, "HEAD_S", 0.5)
+    monkeypatch.setattr(slowbody, "BODY_S", 0.5)
+    for url, path in zip(own_worker, (CHAT, "/v1/load_lora_adapter"), strict=True):
+        head = HEAD.replace(CHAT.encode(), path.encode())
+        sized, chunked = b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+        starts = [(b"", b""), (head + b"X-A: ", b"a")]
+        starts += [(head + sized, b"b"), (head + sized, b""), (head + chunked, b"1\r\na\r\n")]
+        async with asyncio.timeout(30):
+            said = await asyncio.gather(*(trickle(url, *start) for start in starts))
+        assert said[:2] == [b"", b""]
+        for answer in said[2:]:
+            assert answer.startswith(b"HTTP/1.1 408"), answer[:99]
+            assert b'{"error"' in answer
+
+
+@pytest.fixture
+async def own_worker() -> AsyncIterator[tuple[str, str]]:
+    """The URLs of a worker in this process, public and admin."""
+    ports, ready = (pick_port(), pick_port()), asyncio.Event()
+    config = WorkerConfig(
+        model=ModelConfig(path="fake"),
+        cache=CacheConfig(kv_blocks=64),
+        serve=ServeConfig(port=ports[0], admin_port=ports[1]),
+    )
+    task = asyncio.create_task(WorkerServer(config, announce=lambda _: ready.set()).run())
+    await ready.wait()
+    yield f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 20)
