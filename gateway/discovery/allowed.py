@@ -31,8 +31,13 @@ METADATA = frozenset(
     )
 )
 """Instance metadata of the large clouds, and what configures machines there."""
-_CLOTHES = frozenset(int(IPv6Address(begin)) >> 32 for begin in ("64:ff9b::", "64:ff9b:1::", "::"))
-"""Beginnings of IPv6 addresses that end in an IPv4 address: NAT64, and the form before it."""
+_CLOTHES = frozenset(
+    int(IPv6Address(begin)) >> 32 for begin in ("64:ff9b::", "64:ff9b:1::", "::", "::ffff:0:0:0")
+)
+"""Beginnings of IPv6 addresses that end in an IPv4 address: NAT64, the form before it, SIIT."""
+_ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""The same behind any network: what stands between."""
+_BROADCAST = IPv4Address("255.255.255.255")
 _LOOPBACK = IPv6Address("::1")
 
 
@@ -42,7 +47,9 @@ def plain(text: str) -> IPv4Address | IPv6Address:
     if isinstance(address, IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour
-    if inside is None and int(address) >> 32 in _CLOTHES and address != _LOOPBACK:
+    begin = int(address) >> 32
+    dressed = (begin in _CLOTHES and address != _LOOPBACK) or begin & 0xFFFFFFFF in _ISATAP
+    if inside is None and dressed:
         inside = IPv4Address(int(address) & 0xFFFFFFFF)
     return inside or address
 
@@ -51,7 +58,7 @@ def is_allowed(text: str) -> bool:
     """Whether a worker may be at this address."""
     address = plain(text)
     odd = address.is_link_local or address.is_multicast or address.is_unspecified
-    return not odd and address not in METADATA
+    return not odd and address not in METADATA and address != _BROADCAST
 
 
 class Reachable:

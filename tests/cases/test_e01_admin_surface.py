@@ -25,6 +25,10 @@ ODD_URLS = [
     "http://169.254.169.254/",
     "http://[::ffff:169.254.169.254]/",
     "http://[fe80::1]/",
+    "http://[::ffff:0:a9fe:a9fe]/",
+    "http://[2001:db8::5efe:a9fe:a9fe]/",
+    "http://[2001:db8::200:5efe:169.254.169.254]/",
+    "http://255.255.255.255/",
     "http://0.0.0.0:1/",
     "file:///x",
     "gopher://h",
@@ -70,6 +74,7 @@ async def test_odd_addresses_are_refused(stub, serve, url: str) -> None:
     served = await serve(await stub())
     reply = await ask(served.admin, "/admin/workers", {"url": url})
     assert reply.status == 400, reply.body
+    assert b"no worker at" not in reply.body, "nobody was asked"
     assert b"pw" not in reply.body
     assert len((await ask(served.admin, "/admin/workers")).json["workers"]) == 1
 
