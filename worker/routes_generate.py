@@ -36,6 +36,7 @@ from worker.service import Loaded, Service
 from worker.web import json_response, new_id, read_body
 
 DONE = encode(b"[DONE]")
+_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -275,4 +276,9 @@ def _encoded(chunks: Sequence[Json]) -> bytes:
 
 
 def _json(chunk: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(chunk)
+    """Line ends of Unicode are escaped: some clients read a stream by lines of text."""
+    data = msgspec.json.encode(chunk)
+    if not data.isascii():
+        for line_end, escape in _LINE_ENDS:
+            data = data.replace(line_end, escape)
+    return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
@@ -288,3 +289,13 @@ async def test_broken_characters_stream_as_they_are_whole(client: Client, byte: 
             texts.append(stream.text())
         for shorter, longer in pairwise(texts):
             assert longer.startswith(shorter.rstrip("\ufffd"))
+
+
+async def test_a_stream_can_be_read_by_lines_of_text(client: Client) -> None:
+    """Clients that take Unicode's line ends for ends of lines would find half an event."""
+    text = "a\x85b\u2028c\u2029d"
+    answer = await client.post(COMPLETIONS, completion(text, echo=True, max_tokens=2, stream=True))
+    lines = [line for line in answer.text.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks).startswith(text)
