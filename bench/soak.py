@@ -162,7 +162,7 @@ def strays(lives: Mapping[str, int], workers: Collection[str]) -> list[str]:
     places = "|".join(re.escape(worker) for worker in workers)
     known = re.compile(
         rf"hw:{{headwater\.\d+}}:(members|log|learned|w:({places})|ck:({places}):\d+:(m|h?\d+))"
-        r"|hw:{headwater\.g}:(gateways|ledger|(load|offered):[\w-]+)"
+        r"|hw:{headwater\.g}:(drains|gateways|ledger|(load|offered):[\w-]+)"
         r"|hw:{headwater\.t\.[\w.-]+}:limits|hw:{headwater\.r\.[0-9a-f]{2}}:gave:[0-9a-f]+"
     )
     return found + [f"{name} belongs to nothing" for name in lives if not known.fullmatch(name)]

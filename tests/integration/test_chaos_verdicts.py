@@ -25,6 +25,7 @@ GOOD = ROLE + delta("a") + STOP
 REST: dict[str, tuple[str, ...]] = {
     "bookings": ("gw-b423822a949930d4",),
     "offered": ("gw-b423822a949930d4",),
+    "drains": (),
     "gateways": (),
     "ledger": (),
     "limits": ("some.tenant-1",),
