@@ -7,8 +7,9 @@ the victim sends a secret prompt, or another one of the same length; then the sp
 prompt and keeps all that it can see: seconds to its first token, ``cached_tokens``, and the
 predicted match in the headers. For each of these the area under the ROC curve says how well it
 tells the trials apart (0.5: not at all, 1: without error), and a permutation test how likely as
-much would be by chance. With isolation that is done twice, the second time with prompts that begin
-with an approved one (``[tenancy] shared_prompts``), whose blocks all tenants share.
+much would be by chance. With isolation that is done three times: the second time with prompts that
+begin with an approved one (``[tenancy] shared_prompts``), whose blocks all tenants share, the third
+time with long ones, whose text takes milliseconds to encode.
 
 Exit code 1 unless, with isolation, no signal is beyond chance (p < 0.001) and of the approved
 beginning all full blocks are shared and not one more; and unless, without it, every signal tells
@@ -37,7 +38,7 @@ from livelab import lab  # noqa: E402
 
 SIGNALS = ("seconds", "cached_tokens", "matched_tokens")
 KEYS = {"victim": "sk-victim", "spy": "sk-spy"}
-WORDS = 120
+WORDS, MANY_WORDS = 120, 480
 SHUFFLES = 4000
 BEYOND = 1e-3
 """A result as clear as this is no chance."""
@@ -45,6 +46,13 @@ CLEAR = 0.9
 BLOCK = 16
 APPROVED = "You answer for the shop, in two sentences, and never speak of prices. " * 6
 """As many tokens as characters."""
+SETTINGS = (
+    ("auto", "", WORDS),
+    ("auto", APPROVED, WORDS),
+    ("auto", "", MANY_WORDS),
+    ("off", "", WORDS),
+)
+"""Isolation, how all prompts begin, and how many words of its own each has."""
 MODELLED = {"HEADWATER_FAKE__PREFILL_US_PER_TOKEN": "150"}
 
 
@@ -103,9 +111,9 @@ def verdict(trials: Sequence[Trial], *, isolated: bool) -> list[str]:
     return wrong
 
 
-def prompt(rng: random.Random) -> str:
+def prompt(rng: random.Random, words: int) -> str:
     """As long as any other, and new."""
-    return " ".join(f"{rng.getrandbits(20):06x}" for _ in range(WORDS))
+    return " ".join(f"{rng.getrandbits(20):06x}" for _ in range(words))
 
 
 async def ask(
@@ -140,7 +148,9 @@ def unshared(trials: Sequence[Trial], begin: str) -> list[str]:
     return [] if seen == [full] else [f"of {len(begin)} approved tokens {seen} are shared"]
 
 
-async def spy_on(gateway: GatewayProcess, many: int, seed: int, begin: str = "") -> list[Trial]:
+async def spy_on(
+    gateway: GatewayProcess, many: int, seed: int, begin: str = "", words: int = WORDS
+) -> list[Trial]:
     """So many trials, half of them with the secret; all prompts begin with ``begin``."""
     rng = random.Random(seed)
     coins = [number % 2 == 0 for number in range(many)]
@@ -148,10 +158,10 @@ async def spy_on(gateway: GatewayProcess, many: int, seed: int, begin: str = "")
     trials = []
     async with aiohttp.ClientSession() as session:
         for _ in range(3):  # what all share, if anything, is there before the first trial
-            await ask(session, gateway.url, "victim", begin + prompt(rng))
+            await ask(session, gateway.url, "victim", begin + prompt(rng, words))
             await asyncio.sleep(0.5)
         for sent in coins:
-            secret, other = begin + prompt(rng), begin + prompt(rng)
+            secret, other = (begin + prompt(rng, words) for _ in range(2))
             await ask(session, gateway.url, "victim", secret if sent else other)
             await asyncio.sleep(0.1)  # for events to be known: the spy's best case
             trials.append(Trial(sent, *await ask(session, gateway.url, "spy", secret)))
@@ -177,7 +187,7 @@ async def try_all(many: int, approved: str) -> list[str]:
     wrong: list[str] = []
     keys = {"HEADWATER_LISTEN__API_KEYS": ",".join(KEYS.values())}
     async with lab(1, lambda server: server.url, speed=MODELLED) as it:
-        for isolation, begin in (("auto", ""), ("auto", APPROVED), ("off", "")):
+        for isolation, begin, words in SETTINGS:
             env = {**keys, "HEADWATER_TENANCY__ISOLATION": isolation}
             if begin:
                 env["HEADWATER_TENANCY__SHARED_PROMPTS"] = approved
@@ -186,8 +196,8 @@ async def try_all(many: int, approved: str) -> list[str]:
             )
             await asyncio.to_thread(gateway.await_exact, 1, 60)
             what = ", behind an approved beginning" if begin else ""
-            print(f"isolation {isolation}{what}, {many} trials", flush=True)
-            trials = await spy_on(gateway, many, len(isolation), begin)
+            print(f"isolation {isolation}{what}, {words} words, {many} trials", flush=True)
+            trials = await spy_on(gateway, many, len(isolation), begin, words)
             wrong += verdict(trials, isolated=isolation == "auto")
             if begin:
                 wrong += unshared(trials, begin)
