@@ -18,7 +18,7 @@ from types import TracebackType
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientRequest
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.helpers import _EXC_SENTINEL
 from aiohttp.http import HttpProcessingError
 from aiohttp.tracing import Trace
@@ -127,6 +127,16 @@ class _Connector(aiohttp.TCPConnector):
     ) -> aiohttp.client_proto.ResponseHandler:
         self.fresh.set(True)
         return await super()._create_connection(req, traces, timeout)
+
+    async def _get(
+        self, key: ConnectionKey, traces: list[Trace]
+    ) -> aiohttp.connector.Connection | None:
+        """A kept connection. What came on one meanwhile is nobody's answer; aiohttp would give it
+        to the next request."""
+        for protocol, _ in self._conns.get(key, ()):
+            if protocol.should_close:
+                protocol.close()
+        return await super()._get(key, traces)
 
 
 def _understood(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:

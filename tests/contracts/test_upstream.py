@@ -251,6 +251,36 @@ async def test_what_nobody_asked_for_is_nobodys_answer(client: Upstream, more: b
         assert server.connections == 4
 
 
+@pytest.mark.parametrize(
+    "late",
+    [
+        b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbye",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil",
+        b"HTTP/1.1 200 OK\r\n",
+        b"junk",
+    ],
+)
+async def test_what_comes_on_an_idle_connection_is_nobodys_answer(
+    client: Upstream, late: bytes
+) -> None:
+    """Some proxies say 408 on a connection that was idle for too long."""
+
+    async def play(
+        server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await server.read(reader)
+        writer.write(OK)
+        await asyncio.sleep(0.05)
+        writer.write(late)
+        await reader.read(1)
+
+    async with Server(play) as server:
+        for n in range(4):
+            assert await call(client, server.url) == (200, [], b"ok")
+            await asyncio.sleep(0.2)
+            assert server.connections == n + 1
+
+
 async def test_nobody_listens(client: Upstream) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
