@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -200,16 +201,23 @@ def _singles(chunks: tuple[Chunk, ...], pool: KvPool, kernels: CpuKernels) -> St
     rows = list(range(len(chunks)))
     sampled = [row for row, chunk in zip(rows, chunks, strict=True) if chunk.sample]
     numbers = np.array([ids, starts, slots], dtype=np.int64)
+    together = len(sampled) == len(rows)
     return StepBatch(
         ids=torch.from_numpy(numbers[0:1]),
         positions=torch.from_numpy(numbers[1:2]),
         write_slots=torch.from_numpy(numbers[2]),
         spans=tuple([Span(row, 1, start, None) for row, start in zip(rows, starts, strict=True)]),
         decodes=Decodes(kernels, rows, list(chunks), pool.block_size),
-        sampled_rows=torch.from_numpy(np.array(sampled, dtype=np.int64)),
+        sampled_rows=_all_rows(len(rows)) if together else torch.tensor(sampled, dtype=torch.int64),
         pool=pool,
         kernel=None,
     )
+
+
+@lru_cache
+def _all_rows(count: int) -> Tensor:
+    """Numbers of so many rows; nobody writes into it."""
+    return torch.arange(count)
 
 
 def _decodes(

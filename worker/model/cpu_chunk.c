@@ -38,7 +38,8 @@ struct call {
     float scale;
 };
 
-/* What one job works with; rows are ordered by position, then by query head. */
+/* What one job works with; rows are ordered by position, then by query head. They are filled up to a
+ * multiple of ROWS with queries of nothing: some of them cost less than a row alone. */
 struct space {
     float *query;  /* [rows][dim], scaled */
     float *sum;    /* [rows][dim] of weighted values */
@@ -94,38 +95,38 @@ static void bring(const struct call *call, const struct space *space, int64_t he
     }
 }
 
-/* Scores of some rows with the keys of one panel. */
-INLINE void score_panel(const float *query, const float *keys, float *score, int64_t dim, const int rows) {
+/* Scores of ROWS rows with the keys of one panel. */
+INLINE void score_panel(const float *query, const float *keys, float *score, int64_t dim) {
     vec sum[ROWS][PANEL_VECS];
-    UNROLLED for (int m = 0; m < rows; m++)
+    UNROLLED for (int m = 0; m < ROWS; m++)
         UNROLLED for (int i = 0; i < PANEL_VECS; i++) sum[m][i] = (vec){};
     for (int64_t d = 0; d < dim; d++) {
         vec key[PANEL_VECS];
         UNROLLED for (int i = 0; i < PANEL_VECS; i++) key[i] = load(keys + d * PANEL + i * LANES);
-        UNROLLED for (int m = 0; m < rows; m++) {
+        UNROLLED for (int m = 0; m < ROWS; m++) {
             const float factor = query[m * dim + d];
             UNROLLED for (int i = 0; i < PANEL_VECS; i++) sum[m][i] += factor * key[i];
         }
     }
-    UNROLLED for (int m = 0; m < rows; m++)
+    UNROLLED for (int m = 0; m < ROWS; m++)
         UNROLLED for (int i = 0; i < PANEL_VECS; i++) store(score + m * BLOCK + i * LANES, sum[m][i]);
 }
 
 /* sum += weights . values, for `vecs` vectors of each row */
 INLINE void add_values(const float *weight, const float *values, float *sum, int64_t n, int64_t dim,
-                       const int vecs, const int rows) {
+                       const int vecs) {
     vec part[ROWS][VALUE_VECS];
-    UNROLLED for (int m = 0; m < rows; m++)
+    UNROLLED for (int m = 0; m < ROWS; m++)
         UNROLLED for (int i = 0; i < vecs; i++) part[m][i] = load(sum + m * dim + i * LANES);
     for (int64_t j = 0; j < n; j++) {
         vec value[VALUE_VECS];
         UNROLLED for (int i = 0; i < vecs; i++) value[i] = load(values + j * dim + i * LANES);
-        UNROLLED for (int m = 0; m < rows; m++) {
+        UNROLLED for (int m = 0; m < ROWS; m++) {
             const float factor = weight[m * BLOCK + j];
             UNROLLED for (int i = 0; i < vecs; i++) part[m][i] += factor * value[i];
         }
     }
-    UNROLLED for (int m = 0; m < rows; m++)
+    UNROLLED for (int m = 0; m < ROWS; m++)
         UNROLLED for (int i = 0; i < vecs; i++) store(sum + m * dim + i * LANES, part[m][i]);
 }
 
@@ -158,19 +159,17 @@ static void weigh(float *score, int64_t from, int64_t to, int64_t n, float *high
     for (int64_t j = to > from ? to : from; j < end; j++) score[j] = 0;
 }
 
-/* `rows` queries from `first` on meet the n keys of the block that begins at position `block`. */
-INLINE void meet(const struct call *call, struct space *space, int64_t first, int64_t block, int64_t n,
-                 const int rows) {
+/* ROWS queries from `first` on meet the n keys of the block that begins at position `block`. */
+static void meet(const struct call *call, struct space *space, int64_t first, int64_t block, int64_t n) {
     const int64_t dim = call->dim;
     /* positions that the last row sees, and the first one at least */
-    const int64_t end = call->start + (first + rows - 1) / call->group + 1 - block;
+    const int64_t end = call->start + (first + ROWS - 1) / call->group + 1 - block;
     const int64_t begin = call->window ? call->start + first / call->group + 1 - call->window - block : 0;
     const int64_t most = end < n ? end : n, least = begin > 0 ? begin : 0;
     if (most <= least) return;
     for (int64_t p = least / PANEL; p * PANEL < most; p++)
-        score_panel(space->query + first * dim, space->keys + p * dim * PANEL, space->score[0] + p * PANEL, dim,
-                    rows);
-    for (int m = 0; m < rows; m++) {
+        score_panel(space->query + first * dim, space->keys + p * dim * PANEL, space->score[0] + p * PANEL, dim);
+    for (int m = 0; m < ROWS; m++) {
         const int64_t position = call->start + (first + m) / call->group - block;
         const int64_t to = position + 1 < most ? position + 1 : most;
         const int64_t from = call->window && position + 1 > call->window ? position + 1 - call->window : 0;
@@ -181,17 +180,20 @@ INLINE void meet(const struct call *call, struct space *space, int64_t first, in
     float *sum = space->sum + first * dim;
     int64_t d = 0;
     for (; d + VALUE_VECS * LANES <= dim; d += VALUE_VECS * LANES)
-        add_values(weight, values + d, sum + d, most - least, dim, VALUE_VECS, rows);
-    for (; d < dim; d += LANES) add_values(weight, values + d, sum + d, most - least, dim, 1, rows);
+        add_values(weight, values + d, sum + d, most - least, dim, VALUE_VECS);
+    for (; d < dim; d += LANES) add_values(weight, values + d, sum + d, most - least, dim, 1);
 }
+
+/* So many rows are worked on. */
+static int64_t full(int64_t rows) { return (rows + ROWS - 1) / ROWS * ROWS; }
 
 /* Rows first .. first + n of one KV head. */
 static void attend(const struct call *call, struct space *space, int64_t head, int64_t first, int64_t n) {
     const int64_t dim = call->dim, group = call->group;
-    for (int64_t r = 0; r < n; r++) {
+    for (int64_t r = 0; r < full(n); r++) {
         const int64_t row = (first + r) / group, q_head = head * group + (first + r) % group;
         const float *from = call->q + row * call->q_row_stride + q_head * call->q_head_stride;
-        for (int64_t d = 0; d < dim; d++) space->query[r * dim + d] = from[d] * call->scale;
+        for (int64_t d = 0; d < dim; d++) space->query[r * dim + d] = r < n ? from[d] * call->scale : 0;
         memset(space->sum + r * dim, 0, (size_t)dim * sizeof(float));
         space->highest[r] = -INFINITY;
         space->total[r] = 0;
@@ -204,9 +206,7 @@ static void attend(const struct call *call, struct space *space, int64_t head, i
     for (int64_t block = begin; block < end; block += BLOCK) {
         const int64_t keys = end - block < BLOCK ? end - block : BLOCK;
         bring(&own, space, head, block, keys);
-        int64_t r = 0;
-        for (; r + ROWS <= n; r += ROWS) meet(&own, space, r, block, keys, ROWS);
-        for (; r < n; r++) meet(&own, space, r, block, keys, 1);
+        for (int64_t r = 0; r < n; r += ROWS) meet(&own, space, r, block, keys);
     }
     for (int64_t r = 0; r < n; r++) {
         const int64_t row = (first + r) / group, q_head = head * group + (first + r) % group;
@@ -267,7 +267,7 @@ int headwater_chunk(const float *q, int64_t q_row_stride, int64_t q_head_stride,
     for (int64_t job = 0; job < kv_heads * parts; job++) {
         const int64_t first = job % parts * each, n = rows - first < each ? rows - first : each;
         if (n <= 0) continue;
-        struct space *space = new_space(n * group, dim);
+        struct space *space = new_space(full(n * group), dim);
         if (space) {
             attend(&call, space, job / parts, first * group, n * group);
             free(space);

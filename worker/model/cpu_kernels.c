@@ -22,7 +22,12 @@
 #endif
 #define PANEL (LANES * VECS)
 #define UNROLLED _Pragma("GCC unroll 8")
+#define OUTLINE __attribute__((noinline)) /* once, not in all of its callers: they take long to compile */
 #define L2_FLOATS 98304 /* of x that stay in the second cache level beside a panel */
+#define LINE 16 /* floats that memory gives at once */
+#define LINES ((PANEL + LINE - 1) / LINE) /* of the weights of one input */
+#define AHEAD 2048 /* floats */
+#define MOST_SPREAD 4 /* passes */
 
 /* Outputs of a panel. */
 int64_t headwater_panel(void) { return PANEL; }
@@ -76,14 +81,37 @@ static void conclude(const struct seen *seen, int64_t parts, int64_t stride, flo
     if (odd) *best = NAN;
 }
 
+/* What a pass over a panel fetches into the second cache level: left alone, a processor is the later
+ * with the next weights the more rows they are multiplied with. */
+struct fetch {
+    const float *from;
+    int64_t step; /* floats an input */
+};
+
+/* Of pass number `pass` of so many: a part of the next panel, so that memory never rests; or, if
+ * that is too large for the cache or there are many passes, what comes next of this one. */
+static struct fetch fetched(const float *w, int64_t inputs, int64_t pass, int64_t passes) {
+    if (passes == 1 || passes > MOST_SPREAD || inputs * PANEL > L2_FLOATS)
+        return (struct fetch){w + AHEAD, PANEL};
+    const int64_t step = PANEL / passes;
+    return (struct fetch){w + inputs * (PANEL + pass * step), step};
+}
+
+OUTLINE static void put(float *to, const float *made, const float *bias, int64_t width) {
+    for (int64_t c = 0; c < width; c++) to[c] = made[c] + (bias ? bias[c] : 0);
+}
+
 INLINE void multiply(const float *x, int64_t x_stride, const float *w, const float *bias, float *out,
-                     int64_t out_stride, int64_t inputs, int64_t width, const int rows) {
+                     int64_t out_stride, int64_t inputs, int64_t width, struct fetch fetch, const int lines,
+                     const int rows) {
     vec sum[ROWS][VECS];
     UNROLLED for (int m = 0; m < rows; m++)
         UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] = (vec){};
     for (int64_t k = 0; k < inputs; k++) {
         vec weight[VECS];
         UNROLLED for (int i = 0; i < VECS; i++) weight[i] = load(w + k * PANEL + LANES * i);
+        UNROLLED for (int i = 0; i < lines; i++) __builtin_prefetch(fetch.from + i * LINE, 0, 2);
+        fetch.from += fetch.step;
         UNROLLED for (int m = 0; m < rows; m++) {
             const float factor = x[m * x_stride + k];
             UNROLLED for (int i = 0; i < VECS; i++) sum[m][i] += factor * weight[i];
@@ -97,13 +125,13 @@ INLINE void multiply(const float *x, int64_t x_stride, const float *w, const flo
         }
         float made[PANEL];
         memcpy(made, sum[m], sizeof made);
-        for (int64_t c = 0; c < width; c++) to[c] = made[c] + (bias ? bias[c] : 0);
+        put(to, made, bias, width);
     }
 }
 
 /* `seen` is NULL or [threads][rows]: each thread sees some of the columns. */
-static void linear(const float *x, int64_t x_stride, const float *packed, const float *bias, float *out,
-                   int64_t rows, int64_t outputs, int64_t inputs, int threads, struct seen *seen) {
+OUTLINE static void linear(const float *x, int64_t x_stride, const float *packed, const float *bias, float *out,
+                           int64_t rows, int64_t outputs, int64_t inputs, int threads, struct seen *seen) {
     int64_t block = L2_FLOATS / inputs / ROWS * ROWS;
     if (block < ROWS) block = ROWS;
     const int64_t panels = (outputs + PANEL - 1) / PANEL;
@@ -120,23 +148,34 @@ static void linear(const float *x, int64_t x_stride, const float *packed, const 
 #ifdef _OPENMP
             if (seen) mine += omp_get_thread_num() * rows;
 #endif
+            const int64_t passes = (end - first + ROWS - 1) / ROWS;
             for (int64_t m = first; m < end; m += ROWS) {
                 const float *from = x + m * x_stride;
                 float *to = out + m * outputs + p * PANEL;
+                const struct fetch fetch = fetched(w, inputs, (m - first) / ROWS, passes);
+#define MULTIPLY(stride, lines, rows) \
+    multiply(from, stride, w, b, to, outputs, inputs, width, fetch, lines, rows)
                 switch (end - m) {
                 case 1: /* twice the same row: one alone reads memory more slowly */
-                    multiply(from, 0, w, b, to, 0, inputs, width, 2);
+                    multiply(from, 0, w, b, to, 0, inputs, width, fetch, LINES, 2);
                     break;
-                case 2: multiply(from, x_stride, w, b, to, outputs, inputs, width, 2); break;
-                case 3: multiply(from, x_stride, w, b, to, outputs, inputs, width, 3); break;
-                case 4: multiply(from, x_stride, w, b, to, outputs, inputs, width, 4); break;
-                case 5: multiply(from, x_stride, w, b, to, outputs, inputs, width, 5); break;
+                case 2: MULTIPLY(x_stride, LINES, 2); break;
+                case 3: MULTIPLY(x_stride, LINES, 3); break;
+                case 4: MULTIPLY(x_stride, LINES, 4); break;
+                case 5: MULTIPLY(x_stride, LINES, 5); break;
 #if ROWS > 6
-                case 6: multiply(from, x_stride, w, b, to, outputs, inputs, width, 6); break;
-                case 7: multiply(from, x_stride, w, b, to, outputs, inputs, width, 7); break;
+                case 6: MULTIPLY(x_stride, LINES, 6); break;
+                case 7: MULTIPLY(x_stride, LINES, 7); break;
 #endif
-                default: multiply(from, x_stride, w, b, to, outputs, inputs, width, ROWS);
+                default:
+                    if (fetch.step > 2 * LINE)
+                        MULTIPLY(x_stride, LINES, ROWS);
+                    else if (fetch.step > LINE)
+                        MULTIPLY(x_stride, 2, ROWS);
+                    else
+                        MULTIPLY(x_stride, 1, ROWS);
                 }
+#undef MULTIPLY
                 for (int64_t r = m; mine && r < m + ROWS && r < end; r++)
                     note(mine + r, to + (r - m) * outputs, width, (int32_t)(p * VECS));
             }

@@ -122,7 +122,7 @@ def benchmark(config: WorkerConfig, say: Progress) -> Report:
     runner.write_noise(blocks)
     renderer = Renderer(runner.bundle, 0)
     decode = partial(renderer.decode, skip_special_tokens=True)
-    probe = Probe(runner, clock, runner.forward, decode, blocks=blocks)
+    probe = Probe(runner, clock, runner.forward, decode, blocks=blocks, now=perf_counter)
     say("bounds of this machine")
     bounds = Bounds(Reading(runner.device).rate(), gemm_rate(runner.device, runner.dtype))
     probe.prefill(min(64, blocks * runner.block_size - 1))

@@ -239,13 +239,11 @@ class TorchRunner:
         sampled = [chunk for chunk in plan.chunks if chunk.sample]
         scoring = any(chunk.targets for chunk in plan.chunks)
         try:
-            with torch.inference_mode():
-                if self._host is not None and plan.copies:
+            if self._host is not None and plan.copies:
+                with torch.inference_mode():
                     self._host.copy(plan.copies)
-                logits, scored = (
-                    self._scored(plan) if scoring else (self.logits(plan), NOTHING_SCORED)
-                )
-                chosen = self._sampler.sample(logits, sampled)
+            logits, scored = self._scored(plan) if scoring else (self.logits(plan), NOTHING_SCORED)
+            chosen = self._sampler.sample(logits, sampled)
         except (RuntimeError, IndexError, ValueError) as error:
             raise RunnerError(f"step of {plan.n_tokens} tokens failed: {error}") from error
         copying = self._host.seconds() if self._host is not None and plan.copies else 0.0
@@ -266,7 +264,7 @@ class TorchRunner:
         batch = self._batch(plan)
         if not any(chunk.adapter for chunk in plan.chunks):
             return self._loaded.forward(batch)
-        with self.adapters.applied(plan, batch):
+        with torch.inference_mode(), self.adapters.applied(plan, batch):
             return self._loaded.forward(batch, changed=True)
 
     def logits_by_modules(self, plan: StepPlan) -> Tensor:
@@ -276,7 +274,11 @@ class TorchRunner:
     def _scored(self, plan: StepPlan) -> tuple[Tensor, Scored]:
         """As :meth:`logits`, and what the plan's prompts score."""
         batch = self._batch(plan)
-        with self.adapters.applied(plan, batch), self._loaded.layers_run_once():
+        with (
+            torch.inference_mode(),
+            self.adapters.applied(plan, batch),
+            self._loaded.layers_run_once(),
+        ):
             logits = self._loaded.forward(batch, changed=True)
             return logits, score_prompts(plan.chunks, partial(self._logits_of, batch))
 

@@ -58,8 +58,18 @@ class Sampler:
         """Choose for ``logits`` ``[S, V]``, a row per chunk; one that is no number fails alone."""
         if not chunks:
             return Sampled({}, {}, {})
-        plain = all(chunk.params.plain and chunk.guide is None for chunk in chunks)
-        adjusted = logits if plain else self._adjust(logits, chunks)
+        if any(not chunk.params.plain or chunk.guide is not None for chunk in chunks):
+            with torch.inference_mode():  # which alone takes longer than all that follows below
+                return self._choose(logits, chunks)
+        highest, tokens = self._largest(logits)
+        good = [value < inf for value in highest]
+        if not all(good):
+            return self._without_failed(logits, chunks, good)
+        return Sampled({c.seq_id: t for c, t in zip(chunks, tokens, strict=True)}, {}, {})
+
+    def _choose(self, logits: Tensor, chunks: Sequence[Chunk]) -> Sampled:
+        """As :meth:`sample`, where more is asked for than the largest."""
+        adjusted = self._adjust(logits, chunks)
         highest, tokens = self._largest(adjusted)
         good = [value < inf for value in highest]
         if adjusted is not logits:  # a mask may hide what is no number
@@ -67,15 +77,13 @@ class Sampler:
             good = [fine and value < inf for fine, value in zip(good, raw, strict=True)]
         if not all(good):
             return self._without_failed(logits, chunks, good)
-        ids = [chunk.seq_id for chunk in chunks]
-        if plain:
-            return Sampled(dict(zip(ids, tokens, strict=True)), {}, {})
         random_rows = [row for row, chunk in enumerate(chunks) if not chunk.params.greedy]
         if random_rows:
             drawn = self._draw(adjusted[random_rows], [chunks[row] for row in random_rows])
             for row, token in zip(random_rows, drawn.tolist(), strict=True):
                 tokens[row] = token
-        return Sampled(dict(zip(ids, tokens, strict=True)), _logprobs(logits, tokens, chunks), {})
+        by_id = {chunk.seq_id: token for chunk, token in zip(chunks, tokens, strict=True)}
+        return Sampled(by_id, _logprobs(logits, tokens, chunks), {})
 
     def _without_failed(
         self, logits: Tensor, chunks: Sequence[Chunk], good: Sequence[bool]

@@ -71,9 +71,9 @@ class LoadedModel:
     compiled: CompiledForward | None = None
     """Runs in place of the model's own code if set."""
     by_layers: Callable[[StepBatch], Tensor] | None = None
+    """As ``compiled``, for steps that no kernel serves as a whole (``cpu_layer.py``)."""
     largest: Callable[[Tensor], Largest] | None = None
     """Finds the largest of each row of logits; None = as torch does."""
-    """As ``compiled``, for steps that no kernel serves as a whole (``cpu_layer.py``)."""
 
     @property
     def device(self) -> torch.device:
