@@ -65,7 +65,7 @@ class Bench:
         )
         runner = TimedRunner.load(model, CacheConfig(kv_blocks=blocks), progress=say)
         runner.write_noise(blocks)
-        probe = Probe(runner, clock, runner.forward, now=time.perf_counter)
+        probe = Probe(runner, clock, runner.forward)
         probe.prefill(64)
         return runner, probe
 

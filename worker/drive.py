@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
+from typing import Literal, Protocol
 
 from shared.errors import ApiError
 from shared.paging import BlockPool, spare_blocks
@@ -48,7 +48,16 @@ class Spent:
 NO_TIME = Spent(0.0, 0.0)
 Meter = Literal["wall", "cpu"]
 """CPU seconds are the steadier meter for one thread on a busy machine; a GPU needs the wall."""
-Clock = Callable[[], Spent]
+
+
+class Clock(Protocol):
+    """Tells the moment."""
+
+    def __call__(self) -> Spent:
+        """By wall clock and CPU."""
+
+    def seconds(self) -> float:
+        """By wall clock alone: asking for CPU time is a system call, which no worker makes."""
 
 
 class SwitchedRunner:
@@ -117,8 +126,6 @@ class Drive:
     :param decode: token ids to text; ``None`` gives no text.
     :param blocks: size of the pool; by default all blocks of the runner.
     :param step_ms: time budget of a step beside decodes; 0 = none.
-    :param now: seconds for the engine itself, as a worker's; by default the wall clock of ``clock``,
-        whose CPU time costs a system call that no worker makes.
     """
 
     def __init__(
@@ -132,7 +139,6 @@ class Drive:
         blocks: int | None = None,
         step_ms: float = 0.0,
         caching: bool = True,
-        now: Callable[[], float] | None = None,
     ) -> None:
         self.runner = SwitchedRunner(runner)
         size = blocks or runner.n_blocks
@@ -154,7 +160,7 @@ class Drive:
             self.runner,
             self.scheduler,
             lambda prompt: Detokenizer(text, prompt),
-            now or (lambda: clock().wall),
+            clock.seconds,
             lambda _: None,
             self._deliver,
         )

@@ -56,7 +56,6 @@ class Probe:
     """Single measurements on one runner. ``forward`` tells the time spent in forward so far.
 
     :param blocks: size of the pool; by default all blocks of the runner.
-    :param now: as :class:`Drive` takes it.
     """
 
     def __init__(
@@ -67,15 +66,14 @@ class Probe:
         decode: Callable[[Sequence[int]], str] | None = None,
         blocks: int | None = None,
         seed: int = 1,
-        now: Callable[[], float] | None = None,
     ) -> None:
-        self.runner, self.clock, self.blocks, self.now = runner, clock, blocks, now
+        self.runner, self.clock, self.blocks = runner, clock, blocks
         self._forward, self._decode = forward, decode
         self.rng = Random(seed)
 
     def drive(self, **settings: object) -> Drive:
         """A fresh engine over the runner."""
-        made = {"blocks": self.blocks, "now": self.now, **settings}
+        made = {"blocks": self.blocks, **settings}
         return Drive(self.runner, self.clock, self._decode, **made)  # type: ignore[arg-type]
 
     def timed(self, tokens: int, work: Callable[[], None]) -> Sample:

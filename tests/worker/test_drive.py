@@ -34,16 +34,19 @@ class Bench:
             clock=lambda: self.now,
             rng=random.Random(1),
         )
-        self.probe = Probe(self.runner, self.clock, lambda: Spent(0.75 * self.now, 0.0))
+        self.probe = Probe(self.runner, self, lambda: Spent(0.75 * self.now, 0.0))
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def clock(self) -> Spent:
+    def __call__(self) -> Spent:
         return Spent(self.now, 0.0)
 
+    def seconds(self) -> float:
+        return self.now
+
     def drive(self, **settings: int) -> Drive:
-        return Drive(self.runner, self.clock, **settings)  # type: ignore[arg-type]
+        return Drive(self.runner, self, **settings)  # type: ignore[arg-type]
 
 
 def test_pretended_steps_take_no_time_and_real_ones_do() -> None:

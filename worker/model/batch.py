@@ -56,6 +56,8 @@ class Decodes:
     ) -> None:
         together = rows[-1] - rows[0] == len(rows) - 1
         self._count = len(rows)
+        self.first_row = rows[0] if together else None
+        """None if other rows lie between these."""
         self._rows = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
         self._kernels = kernels
         self._tables = [(chunk.blocks, chunk.start + 1) for chunk in chunks]

@@ -11,6 +11,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from worker.model.cpu_native import address_of
 from worker.model.kvcache import LayerKv, LayerSpec
 
 _LANE, _MOST_DIM = 16, 256
@@ -29,6 +30,8 @@ class ChunkKernel:
             *(ctypes.c_float, threaded),
         ]
         self._attend.restype = threaded
+        self.function = address_of(self._attend)
+        """Address of the kernel, for C code."""
         self.pays = bool(library.headwater_chunk_pays())
         """Whether it is faster than torch's kernel on this CPU."""
         self._threads = threads

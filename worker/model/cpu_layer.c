@@ -1,9 +1,9 @@
 /* Decoder layers, float32; compiled and called by cpu_layer.py.
  *
  * Everything between two products of a decoding step is small: as calls of torch each part costs
- * more than its arithmetic, on caches that the weights have emptied. Here a layer is two calls
- * around its attention, and all layers of a step of decodes are one call, attention included. A
- * row's result does not depend on the other rows of its step.
+ * more than its arithmetic, on caches that the weights have emptied. Here all layers of a step are one
+ * call, attention included; where attention is another's, a layer is two calls around it. A row's
+ * result does not depend on the other rows of its step.
  */
 #define _POSIX_C_SOURCE 199309L
 #include <time.h>
@@ -21,7 +21,20 @@ typedef int decode(const float *q, int64_t q_stride, const float *k, const float
                    int64_t out_stride, int64_t sequences, int64_t kv_heads, int64_t group, int64_t dim,
                    float scale, int threads);
 
-/* Where the KV of a step's rows lies, as a layer's window shows it. */
+/* headwater_chunk of cpu_chunk.c */
+typedef int several(const float *q, int64_t q_row_stride, int64_t q_head_stride, const float *k, const float *v,
+                    int64_t slot_stride, int64_t kv_head_stride, const int64_t *slots, int64_t first_slot,
+                    float *out, int64_t out_row_stride, int64_t out_head_stride, int64_t rows, int64_t start,
+                    int64_t window, int64_t kv_heads, int64_t group, int64_t dim, float scale, int threads);
+
+/* Rows row .. row + rows of a step: positions from `start` on of a sequence, whose KV lies in `slots`,
+ * or from first_slot on. */
+struct chunk {
+    int64_t row, rows, start, first_slot;
+    const int64_t *slots;
+};
+
+/* Where the KV of a step's decodes lies, as a layer's window shows it. */
 struct runs {
     const int64_t *slots, *first;
 };
@@ -35,6 +48,7 @@ struct layer {
     int64_t slot_stride, head_stride;      /* of both */
     int64_t hidden, heads, kv_heads, dim, between;
     int64_t window; /* which of a step's runs it reads */
+    int64_t reach;  /* the window in positions; 0: all */
     float eps, scale;
     int32_t threads;
 };
@@ -49,10 +63,14 @@ struct step {
     const float *cosine, *sine; /* [dim] */
     const int64_t *slots;    /* of the pool, where the row's KV goes */
     int64_t rows;
-    /* where every row is a decode: */
+    /* rows that are decodes, side by side, and the others */
     decode *attend;
     const struct runs *runs; /* by window */
-    double *attention;       /* NULL, or seconds of wall clock and of CPU that it took so far */
+    int64_t first_decode, decodes;
+    several *attend_chunk;
+    const struct chunk *chunks;
+    int64_t chunk_count;
+    double *attention; /* NULL, or seconds of wall clock and of CPU that it took so far */
 };
 
 #define AHEAD 4096 /* bytes */
@@ -160,13 +178,28 @@ static double seconds_of(clockid_t clock) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+#define NO_MEMORY 1
+#define NOT_TAKEN 2
+
 static int attend(const struct layer *layer, const struct step *step) {
-    const int64_t dim = layer->dim, width = layer->heads * dim;
+    const int64_t dim = layer->dim, width = layer->heads * dim, stride = width + 2 * layer->kv_heads * dim;
+    const int64_t group = layer->heads / layer->kv_heads, row = step->first_decode;
     const struct runs *runs = step->runs + layer->window;
-    return step->attend(step->qkv, width + 2 * layer->kv_heads * dim, layer->keys, layer->values,
-                        layer->slot_stride, layer->head_stride, runs->slots, runs->first, step->attended,
-                        width, step->rows, layer->kv_heads, layer->heads / layer->kv_heads, dim,
-                        layer->scale, layer->threads);
+    if (step->decodes &&
+        step->attend(step->qkv + row * stride, stride, layer->keys, layer->values, layer->slot_stride,
+                     layer->head_stride, runs->slots, runs->first, step->attended + row * width, width,
+                     step->decodes, layer->kv_heads, group, dim, layer->scale, layer->threads))
+        return NOT_TAKEN;
+    for (int64_t i = 0; i < step->chunk_count; i++) {
+        const struct chunk *chunk = step->chunks + i;
+        const int failed = step->attend_chunk(
+            step->qkv + chunk->row * stride, stride, dim, layer->keys, layer->values, layer->slot_stride,
+            layer->head_stride, chunk->slots, chunk->first_slot, step->attended + chunk->row * width, width,
+            dim, chunk->rows, chunk->start, layer->reach, layer->kv_heads, group, dim, layer->scale,
+            layer->threads);
+        if (failed) return failed == 2 ? NO_MEMORY : NOT_TAKEN;
+    }
+    return 0;
 }
 
 static int attend_timed(const struct layer *layer, const struct step *step) {
@@ -177,12 +210,13 @@ static int attend_timed(const struct layer *layer, const struct step *step) {
     return failed;
 }
 
-/* Layers of a step of decodes. Returns 0, or what failed: 1 for a product, 2 for attention. */
-int headwater_decode_layers(const struct layer *const *layers, int64_t count, const struct step *step) {
+/* Returns 0, or what failed. */
+int headwater_layers(const struct layer *const *layers, int64_t count, const struct step *step) {
     for (int64_t i = 0; i < count; i++) {
-        if (headwater_before_attention(layers[i], step)) return 1;
-        if (step->attention ? attend_timed(layers[i], step) : attend(layers[i], step)) return 2;
-        if (headwater_after_attention(layers[i], step)) return 1;
+        if (headwater_before_attention(layers[i], step)) return NO_MEMORY;
+        const int failed = step->attention ? attend_timed(layers[i], step) : attend(layers[i], step);
+        if (failed) return failed;
+        if (headwater_after_attention(layers[i], step)) return NO_MEMORY;
     }
     return 0;
 }

@@ -1,8 +1,8 @@
 """A whole forward pass of a model with ordinary layers (``ordinary.py``), by the worker's C code.
 
-A layer is two calls around its attention (``cpu_layer.c``) instead of some thirty of torch, each
-of which costs more than its arithmetic in a decoding step; if all rows of a step are decodes, all
-layers are one call. Any other model runs as it is, and so does a step that changes what modules do.
+All layers are one call (``cpu_layer.c``) instead of some thirty of torch a layer, each of which
+costs more than its arithmetic in a decoding step; where torch attends, a layer is two calls.
+Any other model runs as it is, and so does a step that changes what modules do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.model.attention import attend_rows
-from worker.model.batch import Decodes, StepBatch
+from worker.model.batch import Decodes, Span, StepBatch
+from worker.model.cpu_chunk import ChunkKernel
 from worker.model.cpu_compile import open_library
 from worker.model.cpu_native import Largest
 from worker.model.kvcache import KvPool, LayerKv, LayerSpec
@@ -26,7 +27,7 @@ from worker.model.ordinary import NotOrdinary, OrdinaryLayer, ordinary, product_
 
 _SOURCE = Path(__file__).with_name("cpu_layer.c")
 ALL = slice(None)
-_NOT_TAKEN = "the decode kernel does not take these heads"
+_NOT_TAKEN = "the kernels for attention do not take these heads"
 
 
 class _Layer(ctypes.Structure):
@@ -38,7 +39,7 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
         *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride")),
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "between")),
-        ("window", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("window", "reach")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
         ("threads", ctypes.c_int32),
     )
@@ -51,7 +52,20 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "attended", "gate_up")),
         *((name, ctypes.c_void_p) for name in ("cosine", "sine", "slots")),
         ("rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("attend", "runs", "attention")),
+        *((name, ctypes.c_void_p) for name in ("attend", "runs")),
+        *((name, ctypes.c_int64) for name in ("first_decode", "decodes")),
+        *((name, ctypes.c_void_p) for name in ("attend_chunk", "chunks")),
+        ("chunk_count", ctypes.c_int64),
+        ("attention", ctypes.c_void_p),
+    )
+
+
+class _Chunk(ctypes.Structure):
+    """``struct chunk`` of the source."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("row", "rows", "start", "first_slot")),
+        ("slots", ctypes.c_void_p),
     )
 
 
@@ -111,15 +125,17 @@ class LayerForward:
         self._after = library.headwater_after_attention
         for function in (self._before, self._after):
             function.argtypes, function.restype = [ctypes.c_void_p] * 2, ctypes.c_int
-        self._decode = library.headwater_decode_layers
-        self._decode.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-        self._decode.restype = ctypes.c_int
+        self._layers = library.headwater_layers
+        self._layers.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._layers.restype = ctypes.c_int
         self._windows = list(dict.fromkeys(layer.window for layer in self.layers))
         self._threads = threads
         self.attention_time: ctypes.Array[ctypes.c_double] | None = None
-        """Two numbers for measurements: steps of decodes add the seconds of their attention."""
+        """Two numbers for measurements: steps that are one call add their attention's seconds."""
         self._pool: KvPool | None = None
         self._placed: list[_Placed] = []
+        self._takes_chunks = False
+        """Whether the kernel for chunks takes these layers."""
         self._space: _Space | None = None
 
     def __call__(self, batch: StepBatch) -> Tensor:
@@ -155,23 +171,43 @@ class LayerForward:
             *(t.data_ptr() for t in (cosine, sine, slots)),
             rows,
         )
-        placed, decodes = self._in_pool(batch.pool)[layers], batch.decodes
-        if decodes is not None and len(decodes) == rows:
-            self._all_at_once(placed, step, decodes)
+        placed = self._in_pool(batch.pool)[layers]
+        spans = tuple(span for span in batch.spans if span.slots is not None)
+        if self._attends(batch, spans):
+            self._all_at_once(placed, step, batch.decodes, spans, batch.chunks)
         else:
             self._one_by_one(placed, step, batch, space)
 
-    def _all_at_once(self, placed: list[_Placed], step: _Step, decodes: Decodes) -> None:
-        runs = [decodes.runs(window) for window in self._windows]
-        addresses = [part.data_ptr() for each in runs for part in (each.slots, each.first)]
-        by_window = (ctypes.c_void_p * len(addresses))(*addresses)
+    def _attends(self, batch: StepBatch, spans: tuple[Span, ...]) -> bool:
+        """Whether attention is ours for all rows of a step: its decodes and the other ``spans``."""
+        if batch.decodes is not None and batch.decodes.first_row is None:
+            return False
+        return not spans or (batch.chunks is not None and self._takes_chunks)
+
+    def _all_at_once(
+        self,
+        placed: list[_Placed],
+        step: _Step,
+        decodes: Decodes | None,
+        spans: tuple[Span, ...],
+        kernel: ChunkKernel | None,
+    ) -> None:
         layers = (ctypes.c_void_p * len(placed))(*(each.address for each in placed))
-        step.attend, step.runs = decodes.function, ctypes.addressof(by_window)
+        if decodes is not None:
+            runs = [decodes.runs(window) for window in self._windows]
+            addresses = [part.data_ptr() for each in runs for part in (each.slots, each.first)]
+            by_window = (ctypes.c_void_p * len(addresses))(*addresses)
+            step.attend, step.runs = decodes.function, ctypes.addressof(by_window)
+            step.first_decode, step.decodes = decodes.first_row, len(decodes)
+        if kernel is not None and spans:
+            chunks = (_Chunk * len(spans))(*(_chunk(span) for span in spans))
+            step.attend_chunk, step.chunks = kernel.function, ctypes.addressof(chunks)
+            step.chunk_count = len(spans)
         if self.attention_time is not None:
             step.attention = ctypes.addressof(self.attention_time)
-        failed = self._decode(layers, len(placed), ctypes.addressof(step))
+        failed = self._layers(layers, len(placed), ctypes.addressof(step))
         if failed:
-            raise RuntimeError("no memory for a product" if failed == 1 else _NOT_TAKEN)
+            raise RuntimeError("no memory for a layer" if failed == 1 else _NOT_TAKEN)
 
     def _one_by_one(
         self, placed: list[_Placed], step: _Step, batch: StepBatch, space: _Space
@@ -204,6 +240,7 @@ class LayerForward:
             self._placed = [
                 self._place(layer, pool.layers[layer.attention]) for layer in self.layers
             ]
+            self._takes_chunks = all(ChunkKernel.takes(each.kv.spec) for each in self._placed)
             self._pool = pool
         return self._placed
 
@@ -215,8 +252,16 @@ class LayerForward:
             *(None if w is None else w.data_ptr() for w in (layer.q_norm, layer.k_norm)),
             *(kv.keys.data_ptr(), kv.values.data_ptr(), kv.keys.stride(1), kv.keys.stride(0)),
             *(layer.hidden, layer.heads, layer.kv_heads, layer.dim, layer.between),
-            self._windows.index(layer.window),
+            *(self._windows.index(layer.window), layer.window or 0),
             *(layer.eps, layer.scale),
             self._threads,
         )
         return _Placed(layer, kv, struct, ctypes.addressof(struct))
+
+
+def _chunk(span: Span) -> _Chunk:
+    """Its slots must outlive it."""
+    slots, row = span.slots, (span.row, span.length, span.start)
+    if isinstance(slots, Tensor):
+        return _Chunk(*row, 0, slots.data_ptr())
+    return _Chunk(*row, 0 if slots is None else slots.start, None)

@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -16,6 +17,9 @@ import torch
 
 from worker.config import ModelConfig
 from worker.model import cpu_layer
+from worker.model.cpu_chunk import ChunkKernel
+from worker.model.cpu_compile import _CHUNK as CHUNK
+from worker.model.cpu_compile import open_library
 from worker.model.cpu_native import first_largest
 from worker.model.quantize import quantized
 from worker.model.runner import TorchRunner
@@ -47,12 +51,23 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 def made(
     config_of_kind: Callable[..., Any], model_of: Callable[..., Any], compiled: str
 ) -> Callable[..., LoadedModel]:
-    """A tiny model with the kernels, maybe quantized, and with layer calls if it is ordinary."""
+    """A tiny model with the kernels, maybe quantized, and with layer calls if it is ordinary.
 
-    def make(kind: str, quantize: Literal["none", "int8"] = "none", **changes: Any) -> LoadedModel:
+    Chunks are attended to by the worker's kernel or by torch, whichever pays on this CPU.
+    """
+
+    def make(
+        kind: str,
+        quantize: Literal["none", "int8"] = "none",
+        chunks_by: Literal["ours", "torch"] = "ours",
+        **changes: Any,
+    ) -> LoadedModel:
         config = ModelConfig(cache_dir=compiled, quantize=quantize)
         loaded = describe(model_of(config_of_kind(kind, **changes), torch.float32))
         loaded = with_cpu_kernels(loaded, config, 1)
+        assert loaded.cpu_kernels is not None
+        library = open_library(CHUNK, Path(compiled))
+        loaded.cpu_kernels.chunks = ChunkKernel(library, 1) if chunks_by == "ours" else None
         if quantize != "none":
             loaded = quantized(loaded, 4)
         return with_layer_calls(loaded, config, 1)
@@ -82,11 +97,12 @@ def steps(vocab_size: int) -> list[StepPlan]:
     ]
 
 
+@pytest.mark.parametrize("chunks_by", ["ours", "torch"])
 @pytest.mark.parametrize("kind", ORDINARY)
 def test_families_with_ordinary_layers_answer_as_their_modules(
-    kind: str, made: Callable[..., LoadedModel]
+    kind: str, chunks_by: str, made: Callable[..., LoadedModel]
 ) -> None:
-    loaded = made(kind)
+    loaded = made(kind, chunks_by=chunks_by)
     assert loaded.by_layers is not None
     ours = TorchRunner(loaded, 40, 4, threads=1)
     ours.check()
@@ -105,10 +121,11 @@ def test_a_row_does_not_depend_on_the_others_of_its_step(made: Callable[..., Loa
             assert torch.equal(alone.logits(StepPlan((chunk,)))[0], row)
 
 
-def test_steps_of_decodes_tell_the_time_of_their_attention(
-    made: Callable[..., LoadedModel],
+@pytest.mark.parametrize("chunks_by", ["ours", "torch"])
+def test_steps_that_are_one_call_tell_the_time_of_their_attention(
+    chunks_by: str, made: Callable[..., LoadedModel]
 ) -> None:
-    loaded = made("llama")
+    loaded = made("llama", chunks_by=chunks_by)
     layers, runner = loaded.by_layers, TorchRunner(loaded, 40, 4, threads=1)
     assert isinstance(layers, cpu_layer.LayerForward)
     layers.attention_time = (ctypes.c_double * 2)()
@@ -117,9 +134,11 @@ def test_steps_of_decodes_tell_the_time_of_their_attention(
         started = time.perf_counter()
         runner.logits(plan)
         seen.append((time.perf_counter() - started, *layers.attention_time))
-    assert [wall > 0 for _, wall, _ in seen] == [False, False, True, True]
-    assert 0 < seen[2][1] < seen[3][1] < seen[2][0] + seen[3][0]
-    assert seen[2][2] <= seen[3][2]
+    told = chunks_by == "ours"
+    assert [wall > 0 for _, wall, _ in seen] == [told, told, True, True]
+    for (_, wall, cpu), (more, later, later_cpu) in pairwise(seen):
+        assert wall <= later <= wall + more
+        assert cpu <= later_cpu
 
 
 def test_what_the_head_found_is_for_its_own_logits_alone(made: Callable[..., LoadedModel]) -> None:
