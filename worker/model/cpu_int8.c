@@ -33,6 +33,7 @@ typedef int16_t level;
 #define LEVELS 127
 #define TINY 1e-30f      /* in place of the peak of a row of zeros */
 #define L2_BYTES 393216  /* of rounded rows that stay in the second cache level beside a panel */
+#define AHEAD 8192       /* bytes of weights: left alone, a processor fetches them later the more rows there are */
 #define UNROLLED _Pragma("GCC unroll 6") /* or sums would lie in memory */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -118,6 +119,7 @@ INLINE void multiply(const uint8_t *x, const float *steps, const struct layer *l
     for (int64_t k = 0; k < depth; k += 4, w += 4 * PANEL) {
         __m512i weight[VECS];
         UNROLLED for (int i = 0; i < VECS; i++) weight[i] = _mm512_loadu_si512(w + 64 * i);
+        UNROLLED for (int i = 0; i < VECS; i++) __builtin_prefetch(w + 64 * i + AHEAD, 0, 2);
         UNROLLED for (int m = 0; m < rows; m++) {
             int32_t four;
             memcpy(&four, x + m * apart * depth + k, sizeof four);
@@ -185,6 +187,7 @@ INLINE void multiply(const level *x, const float *steps, const struct layer *lay
         __m256i weight[VECS];
         UNROLLED for (int i = 0; i < VECS; i++)
             weight[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + GROUP * WIDTH * i)));
+        __builtin_prefetch(w + AHEAD, 0, 2);
         UNROLLED for (int m = 0; m < rows; m++) {
             __m256i levels;
             const two_levels *two = (const void *)(x + m * apart * depth + k);
