@@ -97,6 +97,11 @@ static struct fetch fetched(const float *w, int64_t inputs, int64_t pass, int64_
     return (struct fetch){w + inputs * (PANEL + pass * step), step};
 }
 
+#ifndef __clang__
+#pragma GCC push_options
+#pragma GCC optimize("O2") /* -O3 keeps too much in registers: products of many rows take a tenth longer */
+#endif
+
 OUTLINE static void put(float *to, const float *made, const float *bias, int64_t width) {
     for (int64_t c = 0; c < width; c++) to[c] = made[c] + (bias ? bias[c] : 0);
 }
@@ -182,6 +187,10 @@ OUTLINE static void linear(const float *x, int64_t x_stride, const float *packed
         }
     }
 }
+
+#ifndef __clang__
+#pragma GCC pop_options
+#endif
 
 /* out[rows][outputs] = x[rows][inputs] . w^T + bias; bias may be NULL. With `best` and `where` also the
  * largest of each row (as headwater_argmax), while it is at hand. Returns 1 if there is no memory. */
