@@ -51,6 +51,11 @@ class DrainTable:
         if before != drained:
             self._words[worker] = version + 1, drained
 
+    def back(self, worker: WorkerId) -> None:
+        """It joined; if it had been removed here it is another one now, for all."""
+        if self._let_go.pop(worker, 0):
+            self.say(worker, drained=False)
+
     def hear(self, told: Mapping[bytes, bytes]) -> list[WorkerId]:
         """What stands in Redis; returns who may be asked again. What is no word is left alone."""
         freed = []
@@ -65,12 +70,13 @@ class DrainTable:
         return freed
 
     def news(self, told: Mapping[bytes, bytes]) -> dict[WorkerId, bytes]:
-        """What Redis does not know, or no longer. That nobody is drained need not stand there."""
+        """What Redis does not know, or no longer: that one is drained no more, too, since whoever
+        starts later has to begin with a higher version."""
         return {
             worker: b"%d %b" % (version, b"d" if drained else b"u")
             for worker, (version, drained) in self._words.items()
             if (version, drained) > (_word(told.get(worker.encode(), b"")) or (0, False))
-            and (version > self._let_go.get(worker, 0) if drained else worker.encode() in told)
+            and (not drained or version > self._let_go.get(worker, 0))
         }
 
 
@@ -124,7 +130,7 @@ class SharedDrains:
             if news := self._table.news(told):
                 words = (part for pair in news.items() for part in pair)
                 commands.append(("HSET", self._key, *words))
-            if self._table.drained():
+            if told or news:
                 commands.append(("PEXPIRE", self._key, LOG_TTL_MS))
             for reply in await self._link.call(commands) if commands else ():
                 if isinstance(reply, Exception):
@@ -145,6 +151,11 @@ class SharedDrains:
     def let_go(self, worker: WorkerId) -> None:
         """See :meth:`DrainTable.let_go`."""
         self._table.let_go(worker)
+
+    def met(self, worker: WorkerId) -> None:
+        """It joined, or joined again."""
+        self._table.back(worker)
+        self.apply()
 
     def departed(self, worker: WorkerId) -> None:
         """It took its registration back, or lost it: whoever comes under its name is another."""

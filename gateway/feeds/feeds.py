@@ -192,7 +192,7 @@ class Feeds:
 
         def met(worker: WorkerId) -> None:
             follower.rewind(worker)
-            drains.apply()
+            drains.met(worker)
 
         tender.on_new = met
         watch = RegistryWatch(

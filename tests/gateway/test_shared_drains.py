@@ -32,7 +32,7 @@ def test_all_come_to_agree(steps: list[tuple[int, str]]) -> None:
             exchange(tables[number], redis)
         else:
             tables[number].say(W, drained=step == "drain")
-    for table in tables * 2:
+    for table in tables * 3:
         exchange(table, redis)
     assert len({tuple(table.drained()) for table in tables}) == 1
 
@@ -44,7 +44,7 @@ def test_the_last_word_counts(steps: list[tuple[int, str]], last: int, on: bool)
     for number, step in steps:
         if step in ("drain", "undrain"):
             tables[number].say(W, drained=step == "drain")
-    for table in tables * 2:
+    for table in tables * 3:
         exchange(table, redis)
     tables[last].say(W, drained=on)
     for number in (last, 0, 1, 2):
@@ -58,6 +58,20 @@ def test_what_is_no_word_changes_nothing(name: bytes, value: bytes) -> None:
     table.say(W, drained=True)
     table.hear({name: value, W.encode(): b"x" + value})
     assert W in table.drained()
+
+
+def test_who_starts_later_is_not_overruled_by_what_was_said_before() -> None:
+    old, redis = DrainTable(), dict[bytes, bytes]()
+    old.say(W, drained=True)
+    old.say(W, drained=False)
+    redis.clear()
+    exchange(old, redis)
+    new = DrainTable()
+    exchange(new, redis)
+    new.say(W, drained=True)
+    for table in (new, old, new):
+        exchange(table, redis)
+    assert (old.drained(), new.drained()) == ([W], [W])
 
 
 def test_who_was_let_go_comes_back_undrained_here_alone() -> None:
@@ -74,3 +88,16 @@ def test_who_was_let_go_comes_back_undrained_here_alone() -> None:
     exchange(there, redis)
     exchange(here, redis)
     assert here.drained() == [W], "a later word counts again"
+
+
+def test_who_was_let_go_and_joins_again_serves_everywhere() -> None:
+    here, there, redis = DrainTable(), DrainTable(), dict[bytes, bytes]()
+    here.say(W, drained=True)
+    for table in (here, there):
+        exchange(table, redis)
+    here.let_go(W)
+    here.back(W)
+    late = DrainTable()
+    for table in (here, there, late):
+        exchange(table, redis)
+    assert [table.drained() for table in (here, there, late)] == [[], [], []]
