@@ -5,7 +5,7 @@
 
 A cell never becomes 0 again, so a full bucket is one whose last cell is not 0, and a search ends
 at the first bucket that is not full. Deleted cells go when the table is rebuilt, which its owner
-does (``gateway.index.compact``): this table never grows.
+does (``gateway.index.cellstore``): this table never grows.
 """
 
 from __future__ import annotations

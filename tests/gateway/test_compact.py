@@ -113,7 +113,7 @@ def test_memory_per_key_and_the_work_of_one_step() -> None:
         large.sweep(10_000)
     assert large.keys == n
     assert large.entries == n
-    assert len(large._ids) == 1
+    assert len(large._sets) == 1
     large.abandon(slots[0])
     assert large.nbytes < 20_000
 
