@@ -9,18 +9,22 @@ from __future__ import annotations
 import msgspec
 
 from gateway import refusals
+from gateway.stored import STORED
 from shared import dialogue
 from shared.openai import Usage
 
 _OBJECTS = frozenset({"/v1/embeddings", *dialogue.ROUTES})
 _LISTS_TOO = frozenset({"/v1/rerank", "/v1/score", "/tokenize", "/detokenize"})
 """Some engines answer with a bare list there."""
+_PAGES = frozenset({"text/html", "text/plain"})
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def expected(route: str, content_type: str) -> bool:
     """Whether an answer of this type has to be JSON. Other types are a worker's own business:
     embeddings can be asked for as bytes."""
+    if route in STORED:  # they may be streamed again, and one that is gone needs no words
+        return content_type.endswith("json") or content_type in _PAGES
     if route not in _OBJECTS and route not in _LISTS_TOO:
         return False
     return not content_type or content_type.startswith("text/") or content_type.endswith("json")
@@ -32,7 +36,8 @@ def look(route: str, body: bytes) -> tuple[Usage | None, str]:
     Raises ``AttemptFailed`` for what is no answer, or where there is nothing but an error: a
     response may have failed, but it has an id then.
     """
-    if route not in dialogue.ROUTES and _is_usual(body):
+    dialogues = route in dialogue.ROUTES
+    if not dialogues and _is_usual(body):
         return None, ""
     decoded = refusals.decode_json(body)
     if not isinstance(decoded, dict):
@@ -40,8 +45,11 @@ def look(route: str, body: bytes) -> tuple[Usage | None, str]:
             return None, ""
         raise refusals.no_answer()
     error = refusals.error_in(decoded)
-    if error is not None and (decoded.get("id") is None or route not in dialogue.ROUTES):
+    named = (dialogues or route in STORED) and decoded.get("id") is not None
+    if error is not None and not named:
         raise refusals.from_error_object(error)
+    if not dialogues:  # what a stored response took was counted when it was made
+        return None, ""
     given = dialogue.response_id(decoded) if route == dialogue.RESPONSES else ""
     return dialogue.read_usage(decoded.get("usage")), given
 

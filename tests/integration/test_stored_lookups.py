@@ -37,6 +37,7 @@ from rig import (
     chunk,
     eventually,
     head,
+    plain,
 )
 
 from gateway.app import OTHER, OTHER_V1, route_of
@@ -236,3 +237,35 @@ async def test_another_gateway_of_the_same_redis_finds_it(stub, serve, redis_ser
         return [place(reply) for reply in replies] == list(given.values())
 
     await settles(all_known, 30.0)
+
+
+ODD = {
+    "html": plain(b"<html>hi</html>", 200, ("Content-Type", "text/html; charset=utf-8")),
+    "text": plain(b"Internal Server Error", 200, ("Content-Type", "text/plain")),
+    "half of it": plain(b'{"id":', 200, ("Content-Type", "application/json")),
+    "a list": plain(b"[]", 200, ("Content-Type", "application/json")),
+    "an error": plain(b'{"error":{"message":"x"}}', 200, ("Content-Type", "application/json")),
+}
+
+
+@pytest.mark.parametrize("how", ODD)
+@pytest.mark.parametrize(("method", "part"), ASKED)
+async def test_what_is_no_answer_is_a_502(stub, serve, how: str, method: str, part: str) -> None:
+    keepers = await fleet(stub)
+    served = await serve(*(each.stub for each in keepers))
+    name = id_of(await say(served.url, RESPONSES, request(RESPONSES, [("user", "x")])))
+    for each in keepers:
+        each.play = ODD[how]
+    check_error(await about(served.url, name, method, part), 502)
+
+
+async def test_a_response_that_failed_is_an_answer(stub, serve) -> None:
+    """Its error is what is asked for, and tells nothing about the worker."""
+    (keeper,) = await fleet(stub, 1)
+    served = await serve(keeper.stub)
+    name = id_of(await say(served.url, RESPONSES, request(RESPONSES, [("user", "x")])))
+    failed = {"id": name, "status": "failed", "error": {"code": "server_error", "message": "boom"}}
+    keeper.play = answer(failed)
+    for _ in range(3):
+        reply = await about(served.url, name, "GET", "")
+        assert (reply.status, reply.json) == (200, failed)
