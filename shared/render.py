@@ -151,10 +151,11 @@ class Renderer:
         return chat.render(template, request, self.bundle.variables)
 
     def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the tokenizer's BOS and the like if asked for."""
-        pieces = tuple(self._cutter.cut(text))
-        plan = _Plan((pieces,), add_special_tokens, self._cutter)
-        return list(unpack_tokens(self._tokens(plan, pieces)))
+        """Token ids of a text, with the tokenizer's BOS and the like if asked for.
+
+        Nothing is remembered of it, nor looked up: nobody says whose text it is.
+        """
+        return list(unpack_tokens(self._whole(text, special=add_special_tokens)))
 
     def encode_request(self, request: GenerateRequest) -> Encoded:
         """Token ids of every prompt of a request."""
@@ -283,6 +284,15 @@ class Renderer:
             (encoding,) = self.tokenizer.encode_batch_fast([piece], add_special_tokens=False)
         return pack_tokens(encoding.ids)
 
+    def _whole(self, text: str, *, special: bool) -> bytes:
+        """Packed tokens of a text, encoded in one piece."""
+        if not special:
+            return self._encode(text)
+        before, after = (
+            b"".join(part.tokens for part in end) for end in (self._before, self._after)
+        )
+        return before + self._encode(text) + after
+
     def _sample(self, plan: _Plan, tokens: bytes) -> None:
         """Now and then have a first prompt's ``tokens`` compared with a full encode."""
         pieces = plan.prompts[0]
@@ -290,9 +300,7 @@ class Renderer:
             return
 
         def compare() -> bool:
-            ends = (self._before, self._after) if plan.special else ((), ())
-            before, after = (b"".join(part.tokens for part in end) for end in ends)
-            return before + self._encode("".join(pieces)) + after == tokens
+            return self._whole("".join(pieces), special=plan.special) == tokens
 
         self._check.offer(compare, self._stop_cutting)
 

@@ -41,11 +41,15 @@ class GrammarCompiler:
         self._eos = tuple(sorted(eos_token_ids))
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], Grammar] = OrderedDict()
 
-    def compile(self, spec: GrammarSpec) -> Grammar:
-        """Takes milliseconds, a second at the first time. Raises ``BadRequest`` with the reason."""
-        key = (spec.kind, spec.source)
+    def compile(self, spec: GrammarSpec, salt: str = "") -> Grammar:
+        """Takes milliseconds, a second at the first time. Raises ``BadRequest`` with the reason.
+
+        :param salt: whose grammar it is. Another one's takes its time: what is remembered of it
+            would tell that it was sent.
+        """
+        key = (salt, spec.kind, spec.source)
         with self._lock:
             tokenizer = self._tokenizer = self._tokenizer or self._open_tokenizer(spec.param)
             known = self._known.get(key)

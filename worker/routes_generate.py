@@ -190,7 +190,7 @@ async def _in_form(
         )
     if form is None:
         return sequences
-    grammar = await asyncio.to_thread(loaded.grammars.compile, form)
+    grammar = await asyncio.to_thread(loaded.grammars.compile, form, ask.salt)
     return tuple(replace(sequence, grammar=grammar) for sequence in sequences)
 
 

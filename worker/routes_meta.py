@@ -105,13 +105,14 @@ class MetaRoutes:
         self._service.model_name(fields.text("model"))
         strings = fields.flag("return_token_strs")
         if values.get("messages") is not None:
-            tokens = (await encode_request(loaded.renderer, parse(RouteKind.CHAT, body))).tokens
+            call = parse(RouteKind.CHAT, body)
+            prompt, special = loaded.renderer.render_chat(call), call.add_special_tokens
         else:
-            prompt = fields.text("prompt")
-            if prompt is None:
+            text = fields.text("prompt")
+            if text is None:
                 raise BadRequest("'prompt' or 'messages' is required.", param="prompt")
-            special = fields.flag("add_special_tokens", default=True)
-            tokens = await encode_text(loaded.renderer, prompt, special=special)
+            prompt, special = text, fields.flag("add_special_tokens", default=True)
+        tokens = await encode_text(loaded.renderer, prompt, special=special)
         piece = loaded.renderer.tokenizer.id_to_token
         return json_response(
             {

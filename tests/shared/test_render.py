@@ -276,6 +276,19 @@ def test_what_was_encoded_under_one_salt_takes_its_time_under_another(renderer: 
     assert renderer.stats().cache.nodes == 3 * len(everything[0]), "nor is their hashing shared"
 
 
+def test_of_a_text_without_a_request_nothing_is_remembered(renderer: Renderer) -> None:
+    """Nobody says whose it is, so another one's must take its time."""
+    history = conversation(4)
+    renderer.chain(chat(history), ROOT)
+    text, before = renderer.render_chat(chat(history)), renderer.stats().cache
+    seen = counted(renderer)
+    tokens = renderer.encode_text(text, add_special_tokens=False)
+    assert tokens == renderer.encode_text(text, add_special_tokens=False)
+    assert seen == [text, text]
+    assert renderer.stats().cache == before
+    assert tokens == Renderer(byte_bundle()).encode_request(chat(history)).tokens
+
+
 def test_a_request_is_rendered_once(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     request = chat(conversation(3))
     renderer.new_text_bytes(request)

@@ -175,6 +175,15 @@ def test_grammars_are_kept_up_to_a_number() -> None:
     assert compiler.compile(GrammarSpec("regex", "x", "p")) is not first
 
 
+def test_another_ones_grammar_takes_its_time() -> None:
+    """Or a tenant could tell by its answers' times which forms another one asks for."""
+    compiler = GrammarCompiler(byte_bundle().tokenizer_json, 259, ENDS)
+    spec = GrammarSpec("regex", "x", "p")
+    made = [compiler.compile(spec, salt) for salt in ("", "a", "b")]
+    assert len(set(map(id, made))) == 3
+    assert [compiler.compile(spec, salt) for salt in ("", "a", "b")] == made
+
+
 def test_a_tokenizer_the_library_cannot_read_is_said_so() -> None:
     odd = '{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
     with pytest.raises(BadRequest, match="not supported with this model's tokenizer"):
