@@ -30,7 +30,6 @@ PEERS_LIMIT = 256
 """Peers read at most; more than that are never seen in one deployment."""
 
 _ENCODER = msgspec.msgpack.Encoder()
-_FLOWS = msgspec.msgpack.Encoder()
 _FLOWS_DECODER = msgspec.msgpack.Decoder(Flows)
 _DECODER = msgspec.msgpack.Decoder(dict[str, tuple[float, int, int]])
 
@@ -117,7 +116,7 @@ class BookingExchange:
     async def exchange(self) -> None:
         """Write ours, read theirs: two round trips."""
         members = self._keys.gateways()
-        flows = _FLOWS.encode(self._router.flows(self._clock()))
+        flows = _ENCODER.encode(self._router.flows(self._clock()))
         publish: list[Command] = [
             self._ours(),
             ("SET", self._keys.offered(self._id), flows, "PX", BOOKING_TTL_MS),
