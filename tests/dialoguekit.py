@@ -270,6 +270,19 @@ def place(reply: Reply) -> str:
     return str(reply.header("x-headwater-worker"))
 
 
+async def spread(
+    url: str, rng: random.Random, *headers: tuple[str, str], stream: bool = False
+) -> dict[str, str]:
+    """Responses of several workers: id -> worker."""
+    given: dict[str, str] = {}
+    for _ in range(12):
+        body = request(RESPONSES, [("user", words(rng, 60))], stream=stream)
+        reply = await say(url, RESPONSES, body, *headers)
+        given[id_of(reply)] = place(reply)
+    assert len(set(given.values())) > 1, "one worker proves nothing"
+    return given
+
+
 def bearer(key: str) -> tuple[str, str]:
     """The header of an API key."""
     return ("Authorization", f"Bearer {key}")

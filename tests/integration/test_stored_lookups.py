@@ -21,8 +21,8 @@ from dialoguekit import (
     place,
     request,
     say,
+    spread,
     whole,
-    words,
 )
 from rig import (
     CLOSE,
@@ -69,17 +69,6 @@ async def fleet(stub: Any, n: int = 4, models: tuple[str, ...] = ("m",)) -> list
     return [Keeper(await stub(models)) for _ in range(n)]
 
 
-async def spread(url: str, *headers: tuple[str, str], stream: bool = False) -> dict[str, str]:
-    rng = random.Random(1)
-    given: dict[str, str] = {}
-    for _ in range(12):
-        body = request(RESPONSES, [("user", words(rng, 60))], stream=stream)
-        reply = await say(url, RESPONSES, body, *headers)
-        given[id_of(reply)] = place(reply)
-    assert len(set(given.values())) > 1, "one worker proves nothing"
-    return given
-
-
 ASKED = [("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")]
 
 
@@ -94,7 +83,7 @@ async def test_it_is_asked_of_the_worker_that_gave_it(
     stub, serve, method: str, part: str, stream: bool
 ) -> None:
     served = await serve(*(each.stub for each in await fleet(stub)))
-    given = await spread(served.url, stream=stream)
+    given = await spread(served.url, random.Random(1), stream=stream)
     for name, home in given.items():
         reply = await about(served.url, name, method, part)
         assert (reply.status, place(reply)) == (200, home)
@@ -108,7 +97,7 @@ async def test_it_is_asked_of_the_worker_that_gave_it(
 
 async def test_the_query_goes_with_it_and_a_stream_comes_as_it_is(stub, serve) -> None:
     served = await serve(*(each.stub for each in await fleet(stub)))
-    given = await spread(served.url)
+    given = await spread(served.url, random.Random(1))
     name, home = next(iter(given.items()))
     reply = await ask(served.url, f"{RESPONSES}/{name}?stream=true&starting_after=2")
     assert (reply.status, place(reply), reply.complete) == (200, home, True)
@@ -145,7 +134,7 @@ async def test_a_reader_that_left_asks_for_the_rest_where_it_is(stub, serve, dia
 async def test_nobody_else_is_asked_when_its_worker_fails(stub, serve, how: Any) -> None:
     keepers = await fleet(stub)
     served = await serve(*(each.stub for each in keepers))
-    name, home = next(iter((await spread(served.url)).items()))
+    name, home = next(iter((await spread(served.url, random.Random(1))).items()))
     at = next(each for each in keepers if each.stub.id == home)
     others = [each.stub for each in keepers if each is not at]
     before, at.play = counts(others), how
@@ -188,7 +177,7 @@ async def test_what_nobody_knows(stub, serve) -> None:
 async def test_another_tenants_response_is_not_there(stub, serve) -> None:
     served = await serve(*(each.stub for each in await fleet(stub, 2)), **TENANTS)
     mine, other = bearer("sk-one"), bearer("sk-two")
-    name, home = next(iter((await spread(served.url, mine)).items()))
+    name, home = next(iter((await spread(served.url, random.Random(1), mine)).items()))
     before = counts(served.stubs)
     for method, part in ASKED:
         check_error(await about(served.url, name, method, part, other), 404)
@@ -229,7 +218,7 @@ async def test_another_gateway_of_the_same_redis_finds_it(stub, serve, redis_ser
     stubs = [each.stub for each in await fleet(stub)]
     shared = {"redis.url": redis_server.url}
     one, two = await serve(*stubs, **shared), await serve(*stubs, **shared)
-    given = await spread(one.url)
+    given = await spread(one.url, random.Random(1))
 
     async def all_known() -> bool:
         asked = [about(two.url, name, "GET", "") for name in given]

@@ -23,6 +23,7 @@ from dialoguekit import (
     request,
     say,
     script,
+    spread,
     whole,
     words,
 )
@@ -34,19 +35,6 @@ BUSY = 6
 
 async def fleet(stub: Any, n: int = 4, models: Sequence[str] = ("m",)) -> list[Speaker]:
     return [Speaker(await stub(models)) for _ in range(n)]
-
-
-async def spread(
-    url: str, rng: random.Random, stream: bool, *headers: tuple[str, str]
-) -> dict[str, str]:
-    """Responses of several workers: id -> worker."""
-    given: dict[str, str] = {}
-    for _ in range(12):
-        body = request(RESPONSES, [("user", words(rng, 60))], stream=stream)
-        reply = await say(url, RESPONSES, body, *headers)
-        given[id_of(reply)] = place(reply)
-    assert len(set(given.values())) > 1, "one worker proves nothing"
-    return given
 
 
 async def keep_busy(url: str, dial: Any, home: Speaker, previous: str, *headers: Any) -> None:
@@ -65,7 +53,7 @@ async def keep_busy(url: str, dial: Any, home: Speaker, previous: str, *headers:
 async def test_it_goes_to_the_worker_that_gave_it(stub, serve, stream: bool, then: bool) -> None:
     rng = random.Random(1)
     served = await serve(*(each.stub for each in await fleet(stub)))
-    given = await spread(served.url, rng, stream)
+    given = await spread(served.url, rng, stream=stream)
     for _ in range(3):
         rng.shuffle(names := list(given))
         later = {}
@@ -185,7 +173,7 @@ async def test_its_failure_is_told_and_nobody_else_is_asked(stub, serve, how: st
     speakers = await fleet(stub)
     # No probe tells of a worker that is gone before a request does.
     served = await serve(*(each.stub for each in speakers), **{"workers.health_interval_s": 600})
-    given = await spread(served.url, random.Random(4), stream=False)
+    given = await spread(served.url, random.Random(4))
     name, home = next(iter(given.items()))
     at = next(each for each in speakers if each.stub.id == home)
     others = [each.stub for each in speakers if each is not at]
@@ -207,7 +195,7 @@ async def test_its_failure_is_told_and_nobody_else_is_asked(stub, serve, how: st
 async def test_a_refusal_of_its_worker_passes_as_it_is(stub, serve) -> None:
     speakers = await fleet(stub)
     served = await serve(*(each.stub for each in speakers))
-    given = await spread(served.url, random.Random(5), stream=False)
+    given = await spread(served.url, random.Random(5))
     name, home = next(iter(given.items()))
     at = next(each for each in speakers if each.stub.id == home)
     before = sum(counts([each.stub for each in speakers]))
@@ -220,7 +208,7 @@ async def test_a_refusal_of_its_worker_passes_as_it_is(stub, serve) -> None:
 async def test_a_worker_that_has_lost_the_model_is_not_asked(stub, serve) -> None:
     speakers = await fleet(stub)
     served = await serve(*(each.stub for each in speakers))
-    given = await spread(served.url, random.Random(6), stream=False)
+    given = await spread(served.url, random.Random(6))
     name, home = next(iter(given.items()))
     at = next(each for each in speakers if each.stub.id == home)
     assert place(await say(served.url, RESPONSES, going_on(name, "y"))) == home
@@ -245,7 +233,7 @@ async def test_without_its_worker_it_is_told_that_this_one_is_missing(
     """Idle others do not help: "all workers were tried" would be wrong twice."""
     speakers = await fleet(stub)
     served = await serve(*(each.stub for each in speakers))
-    given = await spread(served.url, random.Random(11), stream=False)
+    given = await spread(served.url, random.Random(11))
     name, home = next(iter(given.items()))
     at = next(each for each in speakers if each.stub.id == home)
     if state == "draining":
@@ -287,7 +275,7 @@ async def test_another_gateway_of_the_same_redis_knows_it(
     one, two = await serve(*stubs, **shared), await serve(*stubs, **shared)
     alone = await serve(*stubs, **TENANTS)
     mine, other = bearer("sk-one"), bearer("sk-two")
-    given = await spread(one.url, random.Random(7), stream, mine)
+    given = await spread(one.url, random.Random(7), mine, stream=stream)
 
     async def all_known() -> bool:
         return not await followed(two.url, given, mine)
@@ -310,14 +298,14 @@ async def test_without_its_redis_a_gateway_goes_by_what_it_knows(
     redis = redis_server_factory("newest")
     stubs = [each.stub for each in await fleet(stub)]
     served = await serve(*stubs, **{"redis.url": redis.url})
-    given = await spread(served.url, random.Random(8), stream=False)
+    given = await spread(served.url, random.Random(8))
     getattr(redis, how)()
     try:
         assert await followed(served.url, given) == []
-        given |= await spread(served.url, random.Random(9), stream=False)
+        given |= await spread(served.url, random.Random(9))
         assert await followed(served.url, given) == []
         await say(served.url, RESPONSES, going_on("resp_of_nobody", "y"))
-        during = await spread(served.url, random.Random(12), stream=False)
+        during = await spread(served.url, random.Random(12))
         redis.thaw() if how == "freeze" else redis.start()
         # Another gateway learns of what was given meanwhile, not only of later ones.
         other = await serve(*stubs, **{"redis.url": redis.url})
@@ -340,7 +328,7 @@ async def test_a_redis_that_lost_all_is_told_again_who_gave_what(
     stubs = [each.stub for each in await fleet(stub)]
     shared = {"redis.url": redis.url}
     told = await serve(*stubs, **shared)
-    given = await spread(told.url, random.Random(13), stream=False)
+    given = await spread(told.url, random.Random(13))
     if how == "flush":
         await flush_all(redis.port)
     else:
