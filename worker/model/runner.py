@@ -261,11 +261,15 @@ class TorchRunner:
         logits = None if self.recorded is None else self.recorded.logits(plan, self.kernel)
         if logits is not None:
             return logits
-        batch = self._batch(plan)
-        if not any(chunk.adapter for chunk in plan.chunks):
-            return self._loaded.forward(batch)
-        with torch.inference_mode(), self.adapters.applied(plan, batch):
-            return self._loaded.forward(batch, changed=True)
+        plain = not any(chunk.adapter for chunk in plan.chunks)
+        if plain and self._loaded.compiled is None:
+            return self._loaded.forward(self._batch(plan))
+        with torch.inference_mode():  # tensors made outside of it would be compiled for anew
+            batch = self._batch(plan)
+            if plain:
+                return self._loaded.forward(batch)
+            with self.adapters.applied(plan, batch):
+                return self._loaded.forward(batch, changed=True)
 
     def logits_by_modules(self, plan: StepPlan) -> Tensor:
         """As :meth:`logits`, by the model's own modules, each of which sees its rows."""
