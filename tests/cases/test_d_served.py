@@ -198,18 +198,20 @@ async def test_d05_clients_that_leave(served) -> None:
     rng = random.Random("D05")
     prompts = families(rng, 60, 1, 14)
     gate = asyncio.Semaphore(40)
-    left = finished = 0
+    left = finished = stayed = 0
 
     async def one() -> None:
-        nonlocal left, finished
+        nonlocal left, finished, stayed
         body = request(rng.choice(prompts), rng.choice((1, 5, 60)), stream=rng.random() < 0.5)
         if not body["stream"]:
             body["n"] = rng.choice((1, 1, 3))
         patience = rng.choice((0.0, 0.002, 0.01, 0.03, 0.08, 0.2)) * rng.random()
+        stays = rng.random() < 0.02  # how many of the others see an end depends on the machine
+        stayed += stays
         async with gate:
             try:
                 async with (
-                    asyncio.timeout(patience),
+                    asyncio.timeout(None if stays else patience),
                     served.http.post(served.worker.url + "/v1/completions", json=body) as answer,
                 ):
                     assert answer.status == 200
@@ -220,7 +222,7 @@ async def test_d05_clients_that_leave(served) -> None:
 
     await asyncio.gather(*(one() for _ in range(3000)))
     assert left > 1000
-    assert finished > 20
+    assert finished >= stayed > 20
     await settles(served.idle, 2.0)
     whole = request(tokens_of(rng, BLOCKS * B - 4), 4, ignore_eos=True)
     async with asyncio.timeout(1):
