@@ -19,7 +19,7 @@ from typing import Literal
 import structlog
 from redis.exceptions import NoPermissionError, ResponseError
 
-from gateway.feeds.redisfeed import Backoff
+from gateway.feeds.retrying import Backoff
 from gateway.tenancy import Limits, Meters, refusal
 from shared.errors import NoCapacity, RateLimited
 from shared.rediskeys import Command, RedisKeys, Reply

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from gateway.decision import Booked
 from gateway.feeds.base import SharesBookings
-from gateway.feeds.redisfeed import Backoff
+from gateway.feeds.retrying import repeat
 from gateway.index.stats import FeedStats
 from gateway.routing.pressure import Flows
 from shared.rediskeys import BOOKING_TTL_MS, LOG_TTL_MS, Command, RedisKeys, Reply
@@ -80,18 +80,12 @@ class BookingExchange:
 
     async def run(self) -> None:
         """Exchange for ever; an outage only means that the others' work is forgotten."""
-        backoff = Backoff(self._rng)
-        try:
-            while True:
-                try:
-                    await self.exchange()
-                    backoff.reset()
-                    await self._between()
-                except RedisLost:
-                    self.expire()
-                    await backoff.pause()
-        finally:
-            await self._link.drop()
+
+        async def turn() -> None:
+            await self.exchange()
+            await self._between()
+
+        await repeat(self._link, turn, lambda _: self.expire(), self._rng)
 
     async def _between(self) -> None:
         """Until the next exchange. Meanwhile the same, in short, while anybody has work."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gateway.feeds.base import FedRouter
-from gateway.feeds.redisfeed import Backoff
+from gateway.feeds.retrying import repeat
 from shared.rediskeys import LOG_TTL_MS, Command, RedisKeys, Reply
 from shared.redislink import RedisLink, RedisLost
 from shared.types import WorkerId
@@ -106,18 +106,12 @@ class SharedDrains:
 
     async def run(self) -> None:
         """Exchange for ever; what operators said holds during an outage, too."""
-        backoff = Backoff(self._rng)
-        try:
-            while True:
-                try:
-                    await self.exchange()
-                    backoff.reset()
-                    await asyncio.sleep(EVERY_S)
-                except RedisLost:
-                    self.apply()
-                    await backoff.pause()
-        finally:
-            await self._link.drop()
+
+        async def turn() -> None:
+            await self.exchange()
+            await asyncio.sleep(EVERY_S)
+
+        await repeat(self._link, turn, lambda _: self.apply(), self._rng)
 
     async def exchange(self) -> None:
         """Hear what the others said, tell what they do not know. One at a time."""

@@ -14,7 +14,8 @@ from random import Random
 import msgspec
 
 from gateway.feeds.base import SharesLearned
-from gateway.feeds.redisfeed import SLICE_S, Backoff
+from gateway.feeds.redisfeed import SLICE_S
+from gateway.feeds.retrying import repeat
 from gateway.index.redis import LogEntry, parse_entries
 from gateway.index.replica import Replica
 from gateway.index.stats import FeedStats
@@ -54,20 +55,17 @@ class LearnedFeed:
 
     async def run(self) -> None:
         """Exchange for ever; an outage only means that others hear of it no more."""
-        backoff = Backoff(self._rng)
-        try:
-            while True:
-                try:
-                    more = await self.exchange()
-                    backoff.reset()
-                    await asyncio.sleep(0 if more else EVERY_S)
-                except RedisLost:
-                    self._cursors.clear()
-                    self._workers.clear()
-                    self._router.drop_learned()
-                    await backoff.pause()
-        finally:
-            await self._link.drop()
+
+        async def turn() -> None:
+            more = await self.exchange()
+            await asyncio.sleep(0 if more else EVERY_S)
+
+        await repeat(self._link, turn, self._lost, self._rng)
+
+    def _lost(self, _: RedisLost) -> None:
+        self._cursors.clear()
+        self._workers.clear()
+        self._router.drop_learned()
 
     async def exchange(self) -> bool:
         """Tell ours, hear theirs: one round trip; none without such workers. True: more is left."""

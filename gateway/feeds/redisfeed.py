@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from gateway.feeds.retrying import Backoff
 from gateway.index.base import Applied
 from gateway.index.redis import (
     LogEntry,
@@ -58,24 +59,6 @@ CAUGHT_UP_S = 1.0
 RELOAD_S = 1.0
 """A checkpoint that did not help is not read again sooner."""
 JITTER_S = 0.1
-PAUSES_S = (0.1, 2.0)
-
-
-class Backoff:
-    """Growing, jittered pauses between tries."""
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-        self._next = PAUSES_S[0]
-
-    def reset(self) -> None:
-        """It worked."""
-        self._next = PAUSES_S[0]
-
-    async def pause(self) -> None:
-        """Wait a bit longer than last time."""
-        pause, self._next = self._next, min(self._next * 2, PAUSES_S[1])
-        await asyncio.sleep(pause * (0.5 + self._rng.random() / 2))
 
 
 async def take_in(replica: Replica, batch: EventBatch, now: float) -> Applied:

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.discovery.base import Look
 from gateway.discovery.redis import RedisDiscovery
-from gateway.feeds.redisfeed import Backoff
+from gateway.feeds.retrying import repeat
 from gateway.index.redis import is_replica
 from gateway.index.stats import FeedStats
 from shared.redislink import RedisLink, RedisLost
@@ -41,18 +41,12 @@ class RegistryWatch:
 
     async def run(self) -> None:
         """Look for ever."""
-        backoff = Backoff(self._rng)
-        try:
-            while True:
-                try:
-                    await self.look_once()
-                    backoff.reset()
-                    await asyncio.sleep(LOOK_EVERY_S)
-                except RedisLost as error:
-                    self._note_down(str(error))
-                    await backoff.pause()
-        finally:
-            await self._link.drop()
+
+        async def turn() -> None:
+            await self.look_once()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+        await repeat(self._link, turn, self._note_down, self._rng)
 
     async def look_once(self) -> None:
         """One look; :class:`RedisLost` if the server cannot be used."""
@@ -79,7 +73,8 @@ class RegistryWatch:
                 self._log.warning("registration_unreadable", worker=worker, reason=reason)
         self._unreadable = unreadable
 
-    def _note_down(self, reason: str) -> None:
+    def _note_down(self, error: RedisLost) -> None:
+        reason = str(error)
         self._stats.redis_outages += self._up_since is not None
         self._up_since = None
         self._stats.redis_up, self._stats.redis_reason = False, reason

@@ -22,7 +22,8 @@ from gateway.config import WorkersConfig
 from gateway.feeds.base import FedRouter
 from gateway.feeds.enginefeed import EngineFeeds
 from gateway.feeds.httpfeed import FeedBroken, read_feed
-from gateway.feeds.redisfeed import SLICE_S, Backoff, CheckpointLoader, take_in
+from gateway.feeds.redisfeed import SLICE_S, CheckpointLoader, take_in
+from gateway.feeds.retrying import Backoff
 from gateway.feeds.tasks import TaskSet
 from gateway.feeds.tending import Tender
 from gateway.index.base import Applied
