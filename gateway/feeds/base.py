@@ -96,3 +96,7 @@ class SharesLearned(Protocol):
     def apply_learned(self, fact: Fact) -> None:
         """What another gateway told. Unknown workers are fine."""
         ...
+
+
+class FedAndSharing(FedRouter, SharesBookings, SharesLearned, Protocol):
+    """The router as all feeds together see it."""

@@ -1,15 +1,10 @@
 """Everything that brings facts from outside into the router, started and stopped as one.
 
     tending      one task per address: who is it, is it ready, how busy      -> join, health, load
-    registry     one look at the registrations in Redis each second          -> members, leases
-    log          the shared event log                                        -> events
-    checkpoints  contents of workers that just joined or have a gap          -> events
-    lists        DNS names, a file, EndpointSlices                       -> members, drains
-    parity       probe prompts, once per worker                          -> parity
+    lists        DNS names, a file, EndpointSlices                           -> members, drains
+    parity       probe prompts, once per worker                              -> parity
     roads        per worker: through Redis or its own feed                   -> events, trust
-    learned      what gateways learned about workers without events           -> served elsewhere
-    bookings     what the other gateways have booked                         -> peers' bookings
-    drains       which workers operators of any gateway drain                -> drains
+    redisside    all that comes through Redis, and goes there
 
 Requests never wait for any of this, and nothing here waits for a request: a Redis that is down,
 frozen or emptied costs the request path nothing.
@@ -22,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Protocol
 
 import aiohttp
 
@@ -30,21 +24,16 @@ from gateway.config import DiscoveryConfig, GatewayConfig, WorkersConfig
 from gateway.decision import WorkerStatus
 from gateway.discovery.allowed import CheckedResolver, Reachable, check_address
 from gateway.discovery.base import Listing, Source, worker_url
-from gateway.discovery.redis import RedisDiscovery
 from gateway.discovery.static import static_listing
-from gateway.feeds.base import FedRouter, SharesBookings, SharesLearned
-from gateway.feeds.bookings import BookingExchange
-from gateway.feeds.drains import SharedDrains
+from gateway.feeds.base import FedAndSharing
 from gateway.feeds.enginebook import EngineBook
 from gateway.feeds.enginefeed import EngineFeeds
 from gateway.feeds.fingerprints import Fingerprints
 from gateway.feeds.health import Prober
-from gateway.feeds.learnedfeed import LearnedFeed
 from gateway.feeds.members import Member
 from gateway.feeds.outsiders import outsider
 from gateway.feeds.parity import OwnTokens, ParityProber
-from gateway.feeds.redisfeed import CheckpointLoader, LogFollower
-from gateway.feeds.registry import RegistryWatch
+from gateway.feeds.redisside import RedisSide
 from gateway.feeds.roads import Roads
 from gateway.feeds.sources import FollowedLists, SourceState, make_sources
 from gateway.feeds.tasks import TaskSet
@@ -54,8 +43,6 @@ from gateway.index.stats import FeedStats
 from gateway.upstream import Upstream
 from gateway.wire.client import WireUpstream
 from shared.errors import BadRequest, ConfigError
-from shared.rediskeys import RedisKeys
-from shared.redislink import RedisLink
 from shared.tls import client_context
 from shared.types import WorkerId
 
@@ -63,10 +50,6 @@ FIRST_PROBES_S = 2.0
 """How long a start waits at most for the first probes of workers that were named to it."""
 FEED_CONNECTIONS = 8
 """To one worker at once: its feed, the comparison of tokens, and what is just being closed."""
-
-
-class FedAndSharing(FedRouter, SharesBookings, SharesLearned, Protocol):
-    """The router as the feeds see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +80,31 @@ class Feeds:
         own_tokens: OwnTokens | None = None,
         reachable: Reachable | None = None,
     ) -> None:
-        self._router, self._config, self._id = router, config, gateway_id
+        self._router, self._config = router, config
         self._sources = sources or Sources()
         self._static = static_listing(config.workers)
         self._lists = make_sources(
             config.discovery, clock=self._sources.clock, rng=self._sources.rng
         )
         self.book = EngineBook(config.workers)
-        self._links = _links(config)
-        self.stats = FeedStats(redis_configured=self._links is not None)
+        self.stats = FeedStats(redis_configured=config.redis.url != "none")
         self._tasks = TaskSet(self.stats)
         self._replica = Replica(router.apply_events, self.stats)
+        self._redis: RedisSide | None = None
+        if self.stats.redis_configured:
+            self._redis = RedisSide(
+                config,
+                router,
+                self._replica,
+                gateway_id,
+                self.stats,
+                clock=self._sources.clock,
+                rng=self._sources.rng,
+            )
         self._session: aiohttp.ClientSession | None = None
         self._probes: Upstream | None = None
         self._tender: Tender | None = None
         self._roads: Roads | None = None
-        self._drains: SharedDrains | None = None
         self.reachable = reachable or Reachable()
         self.reachable.replace(self._static.workers)
         self._followed: FollowedLists | None = None
@@ -167,8 +159,8 @@ class Feeds:
             rng=rng,
         )
         roads.engines = engines
-        if self._links is not None:
-            self._start_redis(self._links, tender, roads)
+        if self._redis is not None:
+            self._redis.start(self._tasks, tender, roads)
         self._tasks.spawn("roads", roads.run)
         if self._own_tokens is not None:
             self._parity = parity = ParityProber(
@@ -179,35 +171,6 @@ class Feeds:
         self._first_probes_until = clock() + FIRST_PROBES_S
         self._followed = FollowedLists(tender.listed, self.stats, clock)
         self._followed.start(self._lists)
-
-    def _start_redis(self, links: tuple[RedisLink, ...], tender: Tender, roads: Roads) -> None:
-        keys = RedisKeys(self._config.deployment.name)
-        clock, rng = self._sources.clock, self._sources.rng
-        stats, replica = self.stats, self._replica
-        look_link, log_link, checkpoint_link, booking_link, learned_link, drain_link = links
-        follower = LogFollower(log_link, keys, replica, stats, clock, rng)
-        roads.checkpoints = CheckpointLoader(checkpoint_link, keys, replica, stats, clock, rng)
-        self._drains = drains = SharedDrains(drain_link, keys, self._router, clock=clock, rng=rng)
-        tender.registered.on_departed = drains.departed
-
-        def met(worker: WorkerId) -> None:
-            follower.rewind(worker)
-            drains.met(worker)
-
-        tender.on_new = met
-        watch = RegistryWatch(
-            look_link, RedisDiscovery(keys), stats, tender.registered.looked, clock, rng
-        )
-        exchange = BookingExchange(booking_link, keys, self._router, self._id, stats, clock, rng)
-        learned = LearnedFeed(
-            learned_link, keys, self._router, replica, self._id, stats, clock=clock, rng=rng
-        )
-        self._tasks.spawn("registry", watch.run)
-        self._tasks.spawn("learned", learned.run)
-        self._tasks.spawn("log", follower.run)
-        self._tasks.spawn("checkpoints", roads.checkpoints.run)
-        self._tasks.spawn("bookings", exchange.run)
-        self._tasks.spawn("drains", drains.run)
 
     async def stop(self) -> None:
         """End all tasks and connections. What the router knows stays."""
@@ -245,8 +208,8 @@ class Feeds:
             if member is not None and not kept:
                 tender.dismiss(member, "nobody there")
             raise BadRequest(f"no worker at {checked}: {reason}", param="url")
-        if self._drains is not None:
-            await self._drains.say(worker, drained=False)
+        if self._redis is not None:
+            await self._redis.drains.say(worker, drained=False)
         return worker
 
     async def drain_worker(self, worker: WorkerId, *, on: bool) -> bool:
@@ -255,8 +218,8 @@ class Feeds:
         change = self._router.drain if on else self._router.undrain
         if not change(worker, self._sources.clock()):
             return False
-        if self._drains is not None:
-            await self._drains.say(worker, drained=on)
+        if self._redis is not None:
+            await self._redis.drains.say(worker, drained=on)
         return True
 
     def remove_worker(self, worker: WorkerId) -> bool:
@@ -268,8 +231,8 @@ class Feeds:
         if member is None:
             return False
         tender.dismiss(member, "removed", ban=True)
-        if self._drains is not None:
-            self._drains.let_go(worker)
+        if self._redis is not None:
+            self._redis.drains.let_go(worker)
         return True
 
     def replace_static(self, config: WorkersConfig) -> None:
@@ -352,12 +315,3 @@ class Feeds:
         if self._tender is None:
             raise RuntimeError("the feeds were not started")
         return self._tender
-
-
-def _links(config: GatewayConfig) -> tuple[RedisLink, ...] | None:
-    """One link for each task that talks to Redis; None: works without."""
-    url = config.redis.url
-    if url == "none":
-        return None
-    timeout_s = config.redis.timeout_ms / 1000
-    return tuple(RedisLink(url, timeout_s, "headwater-gateway") for _ in range(6))
