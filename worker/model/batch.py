@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from struct import Struct
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -133,15 +133,52 @@ class StepBatch(msgspec.Struct, frozen=True):
         return sum(not isinstance(span.slots, Tensor) for span in self.spans)
 
 
+class Numbers:
+    """What a step of so many single tokens says of each, in tensors that are used again and again.
+
+    On caches that a step has emptied, to make tensors and to free them takes a quarter of all that
+    happens between two forwards (ADR 9).
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._memory = bytearray(3 * 8 * rows)
+        self._packed = Struct(f"{3 * rows}q")
+        whole = torch.frombuffer(self._memory, dtype=torch.int64).view(3, rows)
+        self.ids, self.positions, self.slots = whole[0:1], whole[1:2], whole[2]
+
+    def fill(self, ids: list[int], positions: list[int], slots: list[int]) -> None:
+        """Replace all of them; raises ``struct.error`` if there are more or fewer."""
+        self._packed.pack_into(self._memory, 0, *ids, *positions, *slots)
+
+
+class StepNumbers:
+    """The tensors of steps of single tokens, by their number; those of one step at a time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, bool], Numbers] = {}
+
+    def of(self, rows: int) -> Numbers:
+        """Until the next step, which overwrites them."""
+        # A compiled model is compiled anew for tensors of the other mode.
+        key = rows, torch.is_inference_mode_enabled()
+        if key not in self._kept:
+            self._kept[key] = Numbers(rows)
+        return self._kept[key]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How steps are laid out for a model on a device."""
+    """How steps are laid out for a model on a device.
+
+    A batch holds until the next one is laid out.
+    """
 
     device: torch.device
     kernel: Kernel | None = None
     """Serves whole steps."""
     cpu_kernels: CpuKernels | None = None
     """Serves the chunks of one token, if no kernel serves whole steps."""
+    numbers: StepNumbers = field(default_factory=StepNumbers)
 
 
 def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
@@ -149,7 +186,7 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
     kernels = layout.cpu_kernels
     single = all(len(chunk.tokens) == 1 for chunk in plan.chunks)
     if single and kernels is not None and layout.kernel is None:
-        return _singles(plan.chunks, pool, kernels)
+        return _singles(plan.chunks, pool, layout)
     ids: list[int] = []
     positions: list[int] = []
     writes: list[slice | Tensor | int] = []
@@ -191,23 +228,23 @@ def build_batch(plan: StepPlan, pool: KvPool, layout: Layout) -> StepBatch:
     )
 
 
-def _singles(chunks: tuple[Chunk, ...], pool: KvPool, kernels: CpuKernels) -> StepBatch:
-    """The layout of a step in which every chunk is one token.
-
-    By way of numpy: on caches that a step has emptied, torch takes three times as long to make a
-    tensor of a list, and ten times to take one apart.
-    """
+def _singles(chunks: tuple[Chunk, ...], pool: KvPool, layout: Layout) -> StepBatch:
+    """The layout of a step in which every chunk is one token."""
+    kernels = layout.cpu_kernels
+    if kernels is None:
+        raise ValueError("no kernel for decodes")
     starts = [chunk.start for chunk in chunks]
     ids = [chunk.tokens[0] for chunk in chunks]
     slots = [pool.slot_of(chunk.blocks, chunk.start) for chunk in chunks]
     rows = list(range(len(chunks)))
     sampled = [row for row, chunk in zip(rows, chunks, strict=True) if chunk.sample]
-    numbers = np.array([ids, starts, slots], dtype=np.int64)
     together = len(sampled) == len(rows)
+    numbers = layout.numbers.of(len(rows))
+    numbers.fill(ids, starts, slots)
     return StepBatch(
-        ids=torch.from_numpy(numbers[0:1]),
-        positions=torch.from_numpy(numbers[1:2]),
-        write_slots=torch.from_numpy(numbers[2]),
+        ids=numbers.ids,
+        positions=numbers.positions,
+        write_slots=numbers.slots,
         spans=tuple([Span(row, 1, start, None) for row, start in zip(rows, starts, strict=True)]),
         decodes=Decodes(kernels, rows, list(chunks), pool.block_size),
         sampled_rows=_all_rows(len(rows)) if together else torch.tensor(sampled, dtype=torch.int64),
