@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -99,8 +100,8 @@ def _fill(drive: Drive, use: float, rng: Random) -> None:
 def bandwidth(
     probe: Probe, runner: TimedRunner, reading: Reading, rounds: int, meter: Meter
 ) -> list[Row]:
-    """Case d: KV bytes that decode attention reads a second, against what memory gives in the same
-    minute."""
+    """Case d: KV bytes that decode attention reads a second, against what memory gives around each
+    step."""
     shape, layers = runner.shape, runner.by_layers
     assert shape is not None
     settings = [("in a fresh pool", 0.9, 0, None), ("pool 90 % used", 0.9, HISTORY, 0.9)]
@@ -116,15 +117,24 @@ def bandwidth(
 
 @dataclass(frozen=True)
 class _Attended:
-    """The best round of ``STEPS`` decode steps in one pool."""
+    """Decode steps in one pool, each between two measurements of memory: a machine may change its
+    speed from one second to the next."""
 
-    spent: Spent
-    read_rate: float
-    """Of memory, bytes a second: the best of what was measured before each round."""
-    contexts: list[int]
+    spent: list[Spent]
+    read_rates: list[float]
+    """Of memory, bytes a second: the mean of those before and after each step."""
+    contexts: list[list[int]]
     mean_run: float
     """Blocks of a sequence that follow one another in memory."""
     pool_use: float
+
+    def shares(self, bytes_per_token: int, meter: Meter) -> list[float]:
+        """Of memory's rate, what each step's attention reached."""
+        steps = zip(self.spent, self.read_rates, self.contexts, strict=True)
+        return [
+            sum(lengths) * bytes_per_token / spent.by(meter) / rate
+            for spent, rate, lengths in steps
+        ]
 
 
 def _attended(
@@ -133,36 +143,34 @@ def _attended(
     drive.step(2)
     chunks = drive.runner.latest.chunks
     runs = sum(1 + sum(b != a + 1 for a, b in pairwise(chunk.blocks)) for chunk in chunks)
-    spent, read = [], []
-    for _ in range(rounds):
-        read.append(reading.rate(repeats=2))
+    mean_run = sum(len(chunk.blocks) for chunk in chunks) / runs
+    spent, contexts, read = [], [], [reading.rate(repeats=1)]
+    for _ in range(STEPS * rounds):
         with TimedAttention(layers) as watch:
-            drive.step(STEPS)
+            drive.step()
         spent.append(watch.spent)
-    return _Attended(
-        Spent(min(s.wall for s in spent), min(s.cpu for s in spent)),
-        max(read),
-        [chunk.start + len(chunk.tokens) for chunk in chunks],
-        sum(len(chunk.blocks) for chunk in chunks) / runs,
-        drive.pool.n_used / drive.pool.n_blocks,
-    )
+        contexts.append([c.start + len(c.tokens) for c in drive.runner.latest.chunks])
+        read.append(reading.rate(repeats=1))
+    around = [(before + after) / 2 for before, after in pairwise(read)]
+    return _Attended(spent, around, contexts, mean_run, drive.pool.n_used / drive.pool.n_blocks)
 
 
 def _row(name: str, bound: float | None, seen: _Attended, shape: ModelShape, meter: Meter) -> Row:
     title = f"decode attention against memory's read rate, {name}"
-    if seen.spent == NO_TIME:
+    if NO_TIME in seen.spent:
         why = "attention does not go through the registered function"
         return Row("d", title, None, bound, bound, note=why)
-    moved = STEPS * sum(seen.contexts) * shape.kv_bytes_per_token
-    rate = moved / seen.spent.by(meter)
+    shares = seen.shares(shape.kv_bytes_per_token, meter)
+    share, rate = median(shares), median(seen.read_rates)
     return Row(
         "d",
         title,
-        rate / seen.read_rate,
+        share,
         bound,
         bound,
-        by_wall=moved / seen.spent.wall / seen.read_rate,
-        note=f"{rate / 1e9:.1f} of {seen.read_rate / 1e9:.1f} GB/s; "
-        f"{len(seen.contexts)} sequences, {seen.mean_run:.1f} blocks in a row",
-        detail={"tokens": sum(seen.contexts), "pool_use": seen.pool_use},
+        by_wall=median(seen.shares(shape.kv_bytes_per_token, "wall")),
+        note=f"{share * rate / 1e9:.1f} of {rate / 1e9:.1f} GB/s in the median of "
+        f"{len(shares)} steps; {len(seen.contexts[0])} sequences, "
+        f"{seen.mean_run:.1f} blocks in a row",
+        detail={"tokens": sum(seen.contexts[0]), "pool_use": seen.pool_use, "steps": shares},
     )

@@ -26,6 +26,8 @@ class Deadlines:
 
     def due(self, now: float) -> list[str]:
         """Ids of those whose deadline is not after ``now`` (monotonic seconds)."""
+        if not self._order or self._order[0][0] > now:
+            return []
         end = bisect_right(self._order, now, key=itemgetter(0))
         return [seq_id for _, seq_id in self._order[:end]]
 

@@ -58,9 +58,10 @@ class Sampler:
         """Choose for ``logits`` ``[S, V]``, a row per chunk; one that is no number fails alone."""
         if not chunks:
             return Sampled({}, {}, {})
-        if any(not chunk.params.plain or chunk.guide is not None for chunk in chunks):
-            with torch.inference_mode():  # which alone takes longer than all that follows below
-                return self._choose(logits, chunks)
+        for chunk in chunks:
+            if not chunk.params.plain or chunk.guide is not None:
+                with torch.inference_mode():  # which alone takes longer than all that follows below
+                    return self._choose(logits, chunks)
         highest, tokens = self._largest(logits)
         good = [value < inf for value in highest]
         if not all(good):
