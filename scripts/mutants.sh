@@ -5,7 +5,7 @@
 # are drawn, always the same ones. It lists those that no test noticed.
 set -eu
 cd "$(dirname "$0")/.."
-python=$1
+python=$(realpath --no-symlinks "$1")  # from here; what follows runs elsewhere
 many=$2
 word=${3:-}
 folder=$(mktemp -d)
@@ -59,7 +59,7 @@ PYTHON
 
 try shared/blocks.py tests/shared/test_blocks.py tests/properties/test_hashing.py
 try shared/paging.py tests/shared/test_paging.py tests/shared/test_paging_host.py
-try gateway/routing/cost.py tests/gateway/test_policies.py
+try gateway/routing/cost.py tests/gateway/test_policies.py tests/properties/test_cost_formula.py
 try gateway/router.py tests/gateway/test_router_adapters.py tests/gateway/test_router_guards.py \
     tests/gateway/test_router_leases.py tests/gateway/test_router_placement.py \
     tests/gateway/test_router_views.py
