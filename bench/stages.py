@@ -89,7 +89,7 @@ class Bundles:
         self._bundle = bundle
 
     async def fetch(self, profile: ModelProfile) -> TokenizerBundle:
-        """See ``gateway.prompts.BundleSource``."""
+        """See ``gateway.bundles.BundleSource``."""
         return self._bundle
 
 

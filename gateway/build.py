@@ -22,6 +22,7 @@ from gateway.admin import Admin
 from gateway.app import App, Readiness
 from gateway.approved import read_approved
 from gateway.asked import Asking
+from gateway.bundles import WorkerBundles
 from gateway.config import GatewayConfig
 from gateway.dashboard.live import Live
 from gateway.dashboard.pages import Dashboard
@@ -55,7 +56,7 @@ from gateway.owntokens import PromptTokens
 from gateway.parts import Parts
 from gateway.pipeline import Pipeline
 from gateway.plugins import all_policies
-from gateway.prompts import Prompts, WorkerBundles
+from gateway.prompts import Prompts
 from gateway.readiness import ReadyWatch
 from gateway.reload import Changes, compare
 from gateway.router import Router

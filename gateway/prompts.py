@@ -12,39 +12,34 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
 from gateway.approved import Approvals, Beginning
+from gateway.bundles import BundleSource
 from gateway.config import RenderConfig
 from gateway.decision import ModelProfile
 from gateway.router import Router
 from gateway.ticks import tick
-from gateway.upstream import Timeouts, Upstream, UpstreamError
 from shared.blocks import SaltPoint, Scope
-from shared.bundle import TokenizerBundle, decode_bundle, load_bundle
+from shared.bundle import TokenizerBundle, load_bundle
 from shared.errors import HeadwaterError
 from shared.openai import GenerateRequest, own_salt
 from shared.render import Renderer
 from shared.sharedprefix import SharedPrefix
 from shared.shownpieces import ShownPieces
-from shared.textchain import TextChain
+from shared.textchain import EncodedChain, TextChain
 from shared.types import BlockKey
 
 RETRY_LOAD_S = 10.0
 """Pause after a tokenizer could not be loaded."""
 WATCH_S = 0.25
 """How soon a new model's tokenizer is asked for."""
-MAX_BUNDLE_BYTES = 256 * 2**20
 ROOTS_KEPT = 4096
 TEXT = "text"
 """Takes the tokenizer's place in the hash scope of blocks of text."""
-
-
-class TokenizerUnavailable(HeadwaterError):
-    """The tokenizer cannot be had now; the message says why."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -64,58 +59,19 @@ class Prompt(msgspec.Struct, frozen=True):
     """For workers of ours: the approved beginning behind which the salt enters; empty: none."""
 
 
-class BundleSource(Protocol):
-    """Where a tokenizer bundle comes from."""
+class _Chained(NamedTuple):
+    """The chains of one prompt."""
 
-    async def fetch(self, profile: ModelProfile) -> TokenizerBundle:
-        """Raises :class:`TokenizerUnavailable`."""
-        ...
+    own: EncodedChain
+    plain: EncodedChain
+    """Without the request's salt: ``own`` if it has none."""
+    shared: str = ""
+    """See :class:`Prompt`."""
 
-
-class WorkerBundles:
-    """Asks the workers of a model, one after the other."""
-
-    def __init__(
-        self, router: Router, upstream: Upstream, timeouts: Timeouts, api_key: str
-    ) -> None:
-        self._router, self._upstream, self._timeouts = router, upstream, timeouts
-        self._headers = [("Authorization", f"Bearer {api_key}")] if api_key else []
-
-    async def fetch(self, profile: ModelProfile) -> TokenizerBundle:
-        """See :class:`BundleSource`."""
-        reason = "no worker"
-        for worker in profile.workers:
-            url = self._router.worker_url(worker)
-            if url is None:
-                continue
-            try:
-                bundle = await self._fetch_from(url)
-            except (UpstreamError, TokenizerUnavailable) as error:
-                reason = str(error)
-                continue
-            if bundle.fingerprint == profile.tokenizer:
-                return bundle
-            reason = f"{worker} serves another tokenizer than it announces"
-        raise TokenizerUnavailable(reason)
-
-    async def _fetch_from(self, url: str) -> TokenizerBundle:
-        call = self._upstream.open(
-            url, "/headwater/tokenizer", self._headers, b"", timeouts=self._timeouts, method="GET"
-        )
-        async with call as response:
-            if response.status != 200:
-                raise TokenizerUnavailable(f"status {response.status}")
-            pieces: list[bytes] = []
-            size = 0
-            while piece := await response.read():
-                size += len(piece)
-                if size > MAX_BUNDLE_BYTES:
-                    raise TokenizerUnavailable("the tokenizer is too large")
-                pieces.append(piece)
-        try:
-            return decode_bundle(b"".join(pieces))
-        except ValueError as error:
-            raise TokenizerUnavailable(f"the worker's tokenizer is not readable: {error}") from None
+    @property
+    def hash_s(self) -> float:
+        """Seconds spent on keys."""
+        return self.own.hash_s + (0.0 if self.plain is self.own else self.plain.hash_s)
 
 
 class Prompts:
@@ -157,32 +113,44 @@ class Prompts:
             return Prompt(adapter=profile.adapter)
         begun = self._clock()
         root = self._root(profile, "")
-        if renderer.new_text_bytes(request) > self._config.offload_bytes:
-            loop = asyncio.get_running_loop()
-            chain = await loop.run_in_executor(self._threads, renderer.chain, request, root)
+        salt = self._root(profile, request.cache_salt) if request.cache_salt else b""
+        if renderer.takes_long(request, self._config.offload_bytes):
+            chained = asyncio.get_running_loop().run_in_executor(
+                self._threads, self._chained, renderer, request, profile, root, salt
+            )
+            keys = await chained
         else:
-            chain = renderer.chain(request, root)
-        hash_s, plain, shared = chain.hash_s, chain, ""
-        if request.cache_salt:  # the text is in the segment cache now: this only hashes
-            salt = self._root(profile, request.cache_salt)
-            found = self._approved(request, profile, plain.token_bytes)
-            if found and isinstance(renderer, Renderer):
-                chain = renderer.chain(request, root, SaltPoint(len(found) // 4, salt))
-                shared = SharedPrefix.of(self._hash_key, root, found).text
-            else:
-                chain = renderer.chain(request, salt)
-            hash_s += chain.hash_s
+            keys = self._chained(renderer, request, profile, root, salt)
         seconds = self._clock() - begun
-        hash_s = min(seconds, hash_s) if profile.tokenizer else seconds
+        hash_s = min(seconds, keys.hash_s) if profile.tokenizer else seconds
         return Prompt(
-            keys=chain.keys,
-            n_tokens=chain.n_tokens,
+            keys=keys.own.keys,
+            n_tokens=keys.own.n_tokens,
             seconds=seconds - hash_s,
             hash_s=hash_s,
             adapter=profile.adapter,
-            plain_keys=plain.keys if chain is not plain else (),
-            shared=shared,
+            plain_keys=keys.plain.keys if salt else (),
+            shared=keys.shared,
         )
+
+    def _chained(
+        self,
+        renderer: Renderer | TextChain,
+        request: GenerateRequest,
+        profile: ModelProfile,
+        root: bytes,
+        salt: bytes,
+    ) -> _Chained:
+        """Chains of a prompt from its scope's root, and from that with a salt. On any thread."""
+        plain = renderer.chain(request, root)
+        if not salt:
+            return _Chained(plain, plain)
+        # The text is in the segment cache now: this only hashes.
+        found = self._approved(request, profile, plain.token_bytes)
+        if found and isinstance(renderer, Renderer):
+            own = renderer.chain(request, root, SaltPoint(len(found) // 4, salt))
+            return _Chained(own, plain, SharedPrefix.of(self._hash_key, root, found).text)
+        return _Chained(renderer.chain(request, salt), plain)
 
     def read_text(self, text: bytes, profile: ModelProfile, salt: str) -> Prompt:
         """Keys of a prompt that is known as text only, whatever tokenizer its workers have."""

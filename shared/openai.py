@@ -151,6 +151,18 @@ def parse(kind: RouteKind, body: bytes) -> GenerateRequest:
     )
 
 
+def prompts_of(request: GenerateRequest) -> list[str | list[int]]:
+    """The prompts of a completions request, each a text or token ids."""
+    prompt = request.prompt
+    if prompt is None:
+        raise BadRequest("'prompt' is required.", param="prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
 def own_salt(request: GenerateRequest) -> str:
     """The ``cache_salt`` that stands in the body, whatever the request was scoped to since."""
     own: str | None = request.fields.get("cache_salt")

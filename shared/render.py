@@ -5,8 +5,8 @@
 What was encoded and hashed before is not encoded or hashed again, so a chat's next turn costs its
 new text. Everything here may be called from any thread: rendering and cutting are pure, the caches
 guard themselves (``shared.segments``), and encoding (which releases the interpreter lock) happens
-outside of any lock. So a caller asks ``new_text_bytes`` on its event loop and, if that is much,
-calls ``chain`` on another thread; what was rendered for the question is kept for the answer.
+outside of any lock. So a caller asks ``takes_long`` on its event loop and, if so, calls ``chain``
+on another thread; what was rendered for the question is kept for the answer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import structlog
 
 from shared import chat
 from shared.blocks import SaltPoint, extend_chain, pack_tokens, unpack_tokens
+from shared.bulk import is_bulky
 from shared.bundle import (
     BundleError,
     TokenizerBundle,
@@ -36,7 +37,7 @@ from shared.chat import UnsupportedContent
 from shared.cuts import NO_CUTS, Cutter, prove_cuts
 from shared.errors import BadRequest
 from shared.livecheck import Background, LiveCheck, on_own_thread
-from shared.openai import GenerateRequest, RouteKind
+from shared.openai import GenerateRequest, RouteKind, prompts_of
 from shared.segments import CacheStats, Segment, SegmentCache
 from shared.shownpieces import LONG_ENOUGH, ShownPieces
 from shared.template import ChatTemplate
@@ -169,7 +170,11 @@ class Renderer:
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids; broken UTF-8 shows as U+FFFD."""
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
+        if len(tokens) <= SHORT_PIECE:
+            return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
+        # As in _encode: only the batch form lets other threads run.
+        (text,) = self.tokenizer.decode_batch([tokens], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     # --- chains ---
 
@@ -197,6 +202,11 @@ class Renderer:
         size = len(tokens) + sum(len(self._tokens(plan, other)) for other in others)
         self._sample(plan, tokens)
         return EncodedChain(size // 4, tokens, keys, hash_s)
+
+    def takes_long(self, request: GenerateRequest, text_bytes: int) -> bool:
+        """Whether :meth:`chain` or :meth:`encode_request` should run on a thread: more than
+        ``text_bytes`` of new text, or so many pieces that they take long even if all are known."""
+        return is_bulky(request) or self.new_text_bytes(request) > text_bytes
 
     def new_text_bytes(self, request: GenerateRequest) -> int:
         """About how many bytes of text :meth:`chain` would have to encode now."""
@@ -308,18 +318,6 @@ class Renderer:
         self._cutter = NO_CUTS
         self._cache.clear()
         self._log.error("segment_cache_off", tokenizer=self.bundle.fingerprint)
-
-
-def prompts_of(request: GenerateRequest) -> list[str | list[int]]:
-    """The prompts of a completions request, each a text or token ids."""
-    prompt = request.prompt
-    if prompt is None:
-        raise BadRequest("'prompt' is required.", param="prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
 
 
 def _size(text: str) -> int:

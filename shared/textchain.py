@@ -53,10 +53,10 @@ class TextChain:
         data = plain_bytes(request)
         return EncodedChain(0, data, self.keys(scope_root, data, request.cache_salt or ""))
 
-    def new_text_bytes(self, request: GenerateRequest) -> int:
-        """Nothing is encoded, ever."""
-        del request
-        return 0
+    def takes_long(self, request: GenerateRequest, text_bytes: int) -> bool:
+        """Nothing is rendered or encoded, ever."""
+        del request, text_bytes
+        return False
 
     def keys(self, state: bytes, data: bytes, salt: str = "") -> list[BlockKey]:
         """As ``extend_chain(state, data)[0]``.

@@ -99,9 +99,9 @@ class Fields:
             return ()
         if not isinstance(value, list):
             raise wrong(name, value, "a list of token ids")
-        for token in value:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise wrong(name, token, f"token ids from 0 to {vocab_size - 1}")
+        if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) >= vocab_size):
+            odd = next(t for t in value if type(t) is not int or not 0 <= t < vocab_size)
+            raise wrong(name, odd, f"token ids from 0 to {vocab_size - 1}")
         return tuple(value)
 
     def biases(self, name: str, vocab_size: int) -> dict[int, float]:

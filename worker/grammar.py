@@ -25,6 +25,8 @@ CACHED_GRAMMARS = 64
 MAX_SOURCE = 1 << 20
 """Characters of the largest grammar."""
 MESSAGE_CHARS = 300
+DEAD_END = "NoExtensionBias"
+"""The library's word for a place where no token may follow."""
 
 
 class GrammarCompiler:
@@ -99,10 +101,13 @@ def _matcher(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
         rules = spec.source
     limits = LLParserLimits(verbose_errors=False)
     matcher = LLMatcher(tokenizer, f"{lark.OPTIONS}\n{rules}", log_level=0, limits=limits)
-    if matcher.is_error():
-        raise BadRequest(
-            f"'{spec.param}' cannot be enforced: {_short(matcher.get_error())}", param=spec.param
-        )
+    beginning = matcher.deep_copy()
+    if not matcher.is_error():
+        beginning.compute_bitmask()  # shows what no text at all fulfils
+    if beginning.is_error():
+        why = beginning.get_error()
+        why = "no answer at all fulfils it" if DEAD_END in why else _short(why)
+        raise BadRequest(f"'{spec.param}' cannot be enforced: {why}", param=spec.param)
     return matcher
 
 

@@ -20,7 +20,7 @@ class TokenOut(msgspec.Struct, frozen=True):
     stop_token: int | None = None
     """``token``, if it ended the sequence as end or stop token."""
     error: str | None = None
-    """Why, if ``finish`` is ``ERROR``."""
+    """Why, if ``finish`` is ``ERROR`` or ``GRAMMAR``."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.errors import BadRequest, ContextLengthExceeded
-from shared.openai import GenerateRequest, RouteKind
+from shared.openai import GenerateRequest, RouteKind, prompts_of
 from worker.defaults import OPENAI, SamplingDefaults
 from worker.fields import Fields, wrong
 from worker.guide import GrammarSpec
@@ -166,11 +166,17 @@ def with_room(ask: Ask, prompt_tokens: int, limits: Limits) -> int:
     return room if ask.kind is RouteKind.CHAT else min(COMPLETION_DEFAULT, room)
 
 
-def check_sequences(prompts: int, n: int) -> None:
-    """Raise if one request asks for more sequences than any client means to."""
-    if prompts * n > MAX_SEQUENCES:
+def check_sequences(call: GenerateRequest, n: int, max_waiting: int) -> None:
+    """Raise if one request asks for more sequences than any client means to, or than may wait.
+
+    :param max_waiting: all of them queue before the first one runs, so more never find room.
+    """
+    prompts = 1 if call.kind is RouteKind.CHAT else len(prompts_of(call))
+    limit = min(MAX_SEQUENCES, max_waiting)
+    if prompts * n > limit:
         raise BadRequest(
-            f"{prompts} prompts times n={n} is beyond {MAX_SEQUENCES} sequences.", param="n"
+            f"{prompts} prompts times n={n} is beyond {limit} sequences.",
+            param="n" if n > 1 else "prompt",
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.errors import ApiError, DeadlineExceeded, InternalError, NoCapacity
+from shared.errors import ApiError, BadRequest, DeadlineExceeded, InternalError, NoCapacity
 from worker.generation import LATE, Delta
 from worker.logprobshape import Entry, Json, LogprobForm, Offsets
 from worker.sequence import FinishReason, TokenLogprob
@@ -21,6 +21,8 @@ def failure(delta: Delta) -> ApiError | None:
     """The error a last delta stands for, if it ended in anything but an answer."""
     if delta.finish is FinishReason.ERROR:
         return InternalError(delta.error or "The engine failed while it generated this answer.")
+    if delta.finish is FinishReason.GRAMMAR:  # the client's own: no other worker follows it either
+        return BadRequest(delta.error or "The grammar cannot be followed.")
     if delta.finish is FinishReason.DEADLINE:
         return DeadlineExceeded(LATE)
     if delta.finish is FinishReason.ABORT:

@@ -20,8 +20,8 @@ from aiohttp import web
 
 from shared.deadline import timeout_s
 from shared.errors import ApiError, InternalError
-from shared.openai import GenerateRequest, RouteKind, error_body, parse
-from shared.render import Renderer, prompts_of
+from shared.openai import GenerateRequest, RouteKind, error_body, parse, prompts_of
+from shared.render import Renderer
 from shared.sharedprefix import HEADER, SharedPrefix
 from shared.sse import encode
 from worker.chatshape import CallReading, ChatShape
@@ -113,8 +113,8 @@ class GenerateRoutes:
         loaded = self._service.loaded()
         ask = read_ask(call, loaded.limits)
         self._service.note_unknown(ask.unknown)
+        check_sequences(call, ask.n, self._service.config.schedule.max_waiting)
         prompts = (await encode_request(loaded.renderer, call)).prompts
-        check_sequences(len(prompts), ask.n)
         chat = call.kind is RouteKind.CHAT
         response_id = ("chatcmpl-" if chat else "cmpl-") + new_id()
         head = Head(response_id, int(self._service.wall()), model, ask.include_usage)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from shared.bulk import is_bulky
 from shared.errors import BadRequest, ModelNotFound
 from shared.openai import GenerateRequest, RouteKind, decode_object, parse
 from shared.render import Encoded, Renderer
 from worker.adapters import Adapter
 from worker.fields import Fields
-from worker.service import Service
+from worker.service import Loaded, Service
 from worker.web import json_response, read_body
 
 OFF_LOOP_BYTES = 32 << 10
 """Texts longer than this are tokenized in a thread."""
+OFF_LOOP_TOKENS = 32 << 10
+"""So many tokens become text in a thread."""
+
+T = TypeVar("T")
 
 
 class MetaRoutes:
@@ -106,20 +112,21 @@ class MetaRoutes:
         strings = fields.flag("return_token_strs")
         if values.get("messages") is not None:
             call = parse(RouteKind.CHAT, body)
-            prompt, special = loaded.renderer.render_chat(call), call.add_special_tokens
+            prompt = await aside(is_bulky(call), loaded.renderer.render_chat, call)
+            special = call.add_special_tokens
         else:
             text = fields.text("prompt")
             if text is None:
                 raise BadRequest("'prompt' or 'messages' is required.", param="prompt")
             prompt, special = text, fields.flag("add_special_tokens", default=True)
         tokens = await encode_text(loaded.renderer, prompt, special=special)
-        piece = loaded.renderer.tokenizer.id_to_token
+        many = len(tokens) > OFF_LOOP_TOKENS
         return json_response(
             {
                 "count": len(tokens),
                 "max_model_len": loaded.info.max_model_len,
                 "tokens": tokens,
-                "token_strs": [piece(token) for token in tokens] if strings else None,
+                "token_strs": await aside(many, _pieces, loaded, tokens) if strings else None,
             }
         )
 
@@ -131,18 +138,25 @@ class MetaRoutes:
         if fields.get("tokens") is None:
             raise BadRequest("'tokens' is required.", param="tokens")
         tokens = fields.token_ids("tokens", loaded.limits.vocab_size)
-        return json_response({"prompt": loaded.renderer.decode(list(tokens))})
+        many = len(tokens) > OFF_LOOP_TOKENS
+        return json_response({"prompt": await aside(many, loaded.renderer.decode, tokens)})
+
+
+def _pieces(loaded: Loaded, tokens: Sequence[int]) -> list[str | None]:
+    """Each token as its vocabulary writes it."""
+    return list(map(loaded.renderer.tokenizer.id_to_token, tokens))
+
+
+async def aside(long: bool, work: Callable[..., T], *args: Any) -> T:
+    """``work(*args)``, off the event loop if it takes ``long``."""
+    return await asyncio.to_thread(work, *args) if long else work(*args)
 
 
 async def encode_request(renderer: Renderer, call: GenerateRequest) -> Encoded:
-    """Token ids of every prompt; much new text is encoded off the event loop."""
-    if renderer.new_text_bytes(call) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(renderer.encode_request, call)
-    return renderer.encode_request(call)
+    """Token ids of every prompt; what takes long is done off the event loop."""
+    return await aside(renderer.takes_long(call, OFF_LOOP_BYTES), renderer.encode_request, call)
 
 
 async def encode_text(renderer: Renderer, text: str, *, special: bool) -> list[int]:
     """Token ids of a text; a long one is encoded off the event loop."""
-    if len(text) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(renderer.encode_text, text, special)
-    return renderer.encode_text(text, special)
+    return await aside(len(text) > OFF_LOOP_BYTES, renderer.encode_text, text, special)

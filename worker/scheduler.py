@@ -300,8 +300,8 @@ class Scheduler:
         if seq.guide is not None:
             seq.guide.advance(token)
             if seq.guide.error is not None:
-                self.finish(seq.id, FinishReason.ERROR)
-                return TokenOut(seq, None, finish=FinishReason.ERROR, error=seq.guide.error)
+                self.finish(seq.id, FinishReason.GRAMMAR)
+                return TokenOut(seq, None, finish=FinishReason.GRAMMAR, error=seq.guide.error)
         seq.tokens.append(token)
         finish, stop_token = verdict(seq, self._eos, self.max_len)
         if finish is not None:

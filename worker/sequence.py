@@ -30,6 +30,8 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     DEADLINE = "deadline"
+    GRAMMAR = "grammar"
+    """Its grammar cannot be followed any further: a dead end, or beyond a limit."""
 
 
 class Phase(StrEnum):

@@ -87,6 +87,7 @@ PURE = """
     gateway/trustwatch.py
     gateway/views.py
     shared/blocks.py
+    shared/bulk.py
     shared/checks.py
     shared/deadline.py
     shared/errors.py

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import FAST_FAKE, end_process, pick_port
-from redisload import body, exact, load
-from rig import ask, eventually
+from redisload import await_known, body, exact, load, placed
+from rig import CHAT, ask, eventually
 from stopwatch import Stopwatch
 
 pytestmark = pytest.mark.redis
@@ -36,8 +36,8 @@ def shifted(tmp_path) -> Iterator:
 
     processes = []
 
-    def start(shift: float, redis: str):
-        port = pick_port()
+    def start(shift: float, redis: str, port: int = 0):
+        port = port or pick_port()
         flags = ["--model", "fake", "--port", str(port), "--admin-port", str(pick_port())]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", SHIFTED.format(shift=shift), *flags, "--redis", redis],
@@ -83,6 +83,38 @@ async def test_clocks_that_disagree(serve, shifted, redis_server_factory, monkey
     await eventually(lambda: not exact(served, 2)() or down(served, name), 5)
     await eventually(lambda: down(served, name), 5)
     assert begun.seconds() < 5
+
+
+@pytest.mark.parametrize("road", ["redis", "http"])
+async def test_a_worker_that_comes_back_with_its_clock_set_back(
+    serve, shifted, redis_server_factory, road: str
+) -> None:
+    """Its epoch is lower than the one before, and yet it is the later one."""
+    url = redis_server_factory("newest").url if road == "redis" else "none"
+    first, name = shifted(3600, url)
+    listed = {} if road == "redis" else {"workers.urls": f"http://{name}"}
+    served = await serve(wait=False, **{"redis.url": url, "redis.timeout_ms": 10_000}, **listed)
+    await eventually(exact(served, 1, ""), 30)
+    assert placed(await ask(served.url, CHAT, body("F07 before")))[2] == 0
+    await await_known(served, "F07 before", name)
+    before = served.gateway.router.workers(0.0)[0].epoch
+    first.kill()
+    first.wait()
+    shifted(-3600, url, int(name.rpartition(":")[2]))
+    await eventually(lambda: again(served, before), 30)
+    assert served.gateway.router.workers(0.0)[0].epoch < before
+    _, matched, cached = placed(await ask(served.url, CHAT, body("F07 before")))
+    assert (matched, cached) == (0, 0)
+    # Not through the gateway: it learns of it from what the worker tells.
+    assert (await ask(f"http://{name}", CHAT, body("F07 after"))).status == 200
+    await await_known(served, "F07 after", name)
+    _, matched, cached = placed(await ask(served.url, CHAT, body("F07 after")))
+    assert matched == cached > 0
+
+
+def again(served, before: int) -> bool:
+    """Whether another incarnation is there, and known exactly."""
+    return exact(served, 1, "")() and served.gateway.router.workers(0.0)[0].epoch != before
 
 
 def down(served, name: str) -> bool:

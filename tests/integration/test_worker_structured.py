@@ -45,6 +45,24 @@ def weather(text: str) -> dict[str, Any]:
     return value
 
 
+NOTHING = [
+    ("guided_regex", r"[^\s\S]"),
+    ("guided_json", {"$ref": "#"}),
+    ("guided_json", {"enum": []}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}),
+]
+
+
+@pytest.mark.parametrize(("name", "form"), NOTHING)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_no_answer_fulfils_is_the_clients_fault(
+    client: Client, name: str, form: Any, stream: bool
+) -> None:
+    answer = await client.post(CHAT, chat("x", stream=stream, max_tokens=5, **{name: form}))
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == name
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_schema_whole_and_streamed(client: Client, seed: int) -> None:
     request = chat(

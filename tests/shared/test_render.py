@@ -374,7 +374,15 @@ def test_text_blocks_grow_with_the_chat() -> None:
     other = conversation(4)
     other[0]["role"] = "system"
     assert chain.chain(chat(other), ROOT).keys[0] != short.keys[0]
-    assert chain.new_text_bytes(chat(other)) == 0
+    assert not chain.takes_long(chat(other), 0)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_many_tokens_become_the_text_that_few_become(skip: bool) -> None:
+    renderer = Renderer(byte_bundle())
+    tokens = [*"ab\u00e9".encode(), 257]
+    few = renderer.decode(tokens, skip_special_tokens=skip)
+    assert renderer.decode(tokens * 3000, skip_special_tokens=skip) == few * 3000
 
 
 @pytest.mark.parametrize("prompt", ["x" * 200, ["x" * 200, "y"], [65] * 60, [[65] * 60, [1]]])

@@ -183,7 +183,7 @@ def test_a_grammar_that_fails_ends_its_own_answer_only() -> None:
     good = rig.submit(prompt(rng, 20), greedy(30, ignore_eos=True))
     bad = rig.submit(prompt(rng, 20), greedy(30, ignore_eos=True), grammar=Broken())
     rig.run()
-    assert rig.answers[bad].finish is FinishReason.ERROR
+    assert rig.answers[bad].finish is FinishReason.GRAMMAR
     assert rig.answers[bad].last.error == "the grammar cannot be followed: too complex"
     assert len(rig.answers[bad].tokens) == 2
     assert len(rig.answers[good].tokens) == 30

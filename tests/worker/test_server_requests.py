@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.errors import BadRequest, ContextLengthExceeded
-from shared.openai import RouteKind, parse
+from shared.openai import GenerateRequest, RouteKind, parse
 from worker.requests import (
     Ask,
     Limits,
@@ -223,6 +223,13 @@ def test_room_for_the_answer() -> None:
 
 
 def test_too_many_sequences() -> None:
-    check_sequences(16, 128)
-    with pytest.raises(BadRequest):
-        check_sequences(17, 128)
+    def of(prompts: int) -> GenerateRequest:
+        body = {"model": "m", "prompt": ["x"] * prompts}
+        return parse(RouteKind.COMPLETIONS, json.dumps(body).encode())
+
+    check_sequences(of(16), 128, 4096)
+    check_sequences(of(1), 4, 4)
+    for prompts, n, waiting, blamed in ((17, 128, 4096, "n"), (3, 1, 2, "prompt"), (1, 5, 4, "n")):
+        with pytest.raises(BadRequest) as caught:
+            check_sequences(of(prompts), n, waiting)
+        assert caught.value.param == blamed

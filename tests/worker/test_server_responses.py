@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from shared.errors import InternalError, NoCapacity
+from shared.errors import BadRequest, InternalError, NoCapacity
 from shared.render import byte_bundle
 from worker.chatshape import ChatShape
 from worker.fanout import merge
@@ -62,6 +62,7 @@ def test_ends_that_are_no_answer_are_errors() -> None:
     assert failure(delta("x", finish=FinishReason.STOP)) is None
     assert isinstance(failure(delta("", finish=FinishReason.ERROR)), InternalError)
     assert isinstance(failure(delta("", finish=FinishReason.ABORT)), NoCapacity)
+    assert isinstance(failure(delta("", finish=FinishReason.GRAMMAR)), BadRequest)
 
 
 # --- chat --------------------------------------------------------------------------------------
