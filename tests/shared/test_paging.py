@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from shared.events import BlocksRemoved, BlocksStored, CacheCleared
-from shared.paging import BlockPool
+from shared.paging import BlockPool, spare_blocks
 from shared.types import BlockKey
 
 ROOT, OTHER = b"root", b"other"
@@ -121,7 +121,7 @@ def test_equal_contents_are_kept_once() -> None:
     assert mine is not None
     assert pool.seal(mine[0], ROOT, None, b"a", BlockKey(100)) == first[0]
     assert pool.seal(mine[1], ROOT, first[0], b"b", BlockKey(101)) == first[1]
-    assert [pool.refs(block) for block in first] == [2, 2]
+    assert [pool.refs(block) for block in [*first, *mine]] == [2, 2, 0, 0]
     assert pool.n_used == 2
     pool.release(first)
     assert pool.n_cached == 0
@@ -245,6 +245,45 @@ def test_a_detached_block_with_two_holders_is_free_after_both() -> None:
     pool.release(blocks)
     assert pool.n_free == 2
     pool.check()
+
+
+def test_forgetting_a_block_forgets_all_below_it_and_nothing_else() -> None:
+    pool = BlockPool(8, 4)
+    held = store(pool, units("a", "b", "c"))
+    beside = store(pool, units("a", "d"), first_key=200)
+    pool.release(held[2:])
+    pool.drain_events()
+    free = pool.n_free
+    pool.forget(held[1])
+    pool.check()
+    assert pool.match(ROOT, units("a", "b", "c")) == held[:1]
+    assert pool.match(ROOT, units("a", "d")) == beside
+    [removed] = pool.drain_events()
+    assert isinstance(removed, BlocksRemoved)
+    assert list(removed.keys) == [102, 101]
+    assert pool.n_free == free + 1, "what nobody held is free"
+    pool.forget(held[1])
+    pool.check()
+    assert pool.drain_events() == [], "it is not in the tree any more"
+    pool.release(held[:2])
+    pool.release(beside)
+    pool.check()
+    assert (pool.n_free, pool.n_cached) == (6, 2)
+
+
+def test_what_of_a_path_nobody_holds_is_counted() -> None:
+    pool = BlockPool(8, 4)
+    held = store(pool, units("a", "b", "c"))
+    assert pool.n_cached_of(held) == 0
+    pool.release(held)
+    pool.acquire(held[:1])
+    assert (pool.n_cached_of(held), pool.n_cached_of(held[:1]), pool.n_cached_of([])) == (2, 0, 0)
+
+
+def test_the_sizes_that_a_pool_was_made_with() -> None:
+    pool = BlockPool(7, 5, spare=2)
+    assert (pool.n_blocks, pool.block_size, pool.spare) == (7, 5, 2)
+    assert [repr(spare_blocks(size)) for size in (1, 99, 100, 250)] == ["0", "0", "1", "2"]
 
 
 def test_without_caching_nothing_is_kept() -> None:

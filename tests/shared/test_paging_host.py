@@ -66,6 +66,33 @@ def test_a_whole_chain_is_found_and_comes_back_into_the_last_free_blocks() -> No
     assert (pool.n_cached, pool.host.n_used) == (3, 0)
 
 
+def test_what_is_computed_again_takes_the_place_of_its_copy() -> None:
+    pool = filled(3, 3)
+    push_out(pool, 3)
+    pool.drain_events()
+    pool.host.drain_copies()
+    assert pool.host.n_used == 3
+    [block] = pool.allocate(1) or []
+    assert pool.seal(block, ROOT, None, b"a", BlockKey(100)) == block
+    pool.check()
+    assert pool.match(ROOT, ABC) == [block]
+    assert (pool.host.n_used, pool.host.drain_copies()) == (2, ())
+    told = [(type(e), e.tier, list(e.keys)) for e in pool.drain_events()]
+    assert told == [(BlocksStored, Tier.GPU, [100]), (BlocksRemoved, Tier.HOST, [100])]
+    assert len(pool.match_host(ROOT, [block], ABC[1:])) == 2
+
+
+def test_what_lies_below_a_forgotten_block_is_forgotten_on_both_tiers() -> None:
+    pool = filled(4, 4)
+    push_out(pool, 3)
+    assert pool.host.n_used == 2
+    pool.forget(pool.match(ROOT, ABC)[0])
+    pool.check()
+    assert pool.match(ROOT, ABC) == []
+    assert pool.match_host(ROOT, [], ABC) == []
+    assert (pool.host.n_used, pool.n_free) == (0, 4)
+
+
 def test_what_comes_back_lies_behind_what_it_continues() -> None:
     pool = filled(8, 4, [b"a", b"b"])
     first = pool.match(ROOT, [b"a"])
