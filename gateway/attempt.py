@@ -211,6 +211,29 @@ async def _stream(
         raise failure
 
 
+class _Passing:
+    """Usual events of a stream under way need nothing but to be counted and passed on."""
+
+    __slots__ = ("_client", "_clock", "_tap")
+
+    def __init__(self, tap: StreamTap, client: Client, clock: Callable[[], float]) -> None:
+        self._tap, self._client, self._clock = tap, client, clock
+
+    def take(self, data: bytes) -> bool:
+        """See :class:`gateway.upstream.Taker`."""
+        if not self._client.flowing or not self._tap.take_usual(data, self._clock()):
+            return False
+        self._client.put(data)
+        return True
+
+    def take_chunk(self, data: bytes) -> bool:
+        """See :class:`gateway.upstream.Taker`."""
+        if not self._client.flowing or not self._tap.take_chunk(data, self._clock()):
+            return False
+        self._client.put_chunk(data)
+        return True
+
+
 async def _pump(
     work: Work,
     tap: StreamTap,
@@ -220,16 +243,9 @@ async def _pump(
 ) -> AttemptFailed | None:
     """Forward until the stream is over; says what went wrong, None if the answer is complete."""
     broken: UpstreamError = UpstreamBroken("the worker ended its answer early")
-
-    def take(data: bytes) -> bool:
-        """Usual events of a stream under way need nothing but to be counted and passed on."""
-        if not client.flowing or not tap.take_usual(data, clock()):
-            return False
-        client.put(data)
-        return True
-
+    passing = _Passing(tap, client, clock)
     try:
-        while not tap.over and (data := await response.pass_on(take)):
+        while not tap.over and (data := await response.pass_on(passing)):
             await _forward(work, tap, tap.feed(data, clock()), response, client)
     except UpstreamError as error:
         broken = error

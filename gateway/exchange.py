@@ -157,6 +157,10 @@ class Client(Protocol):
         """As :meth:`write`, without waiting; only while :attr:`flowing`."""
         ...
 
+    def put_chunk(self, chunk: bytes) -> None:
+        """As :meth:`put`, for a whole chunk of HTTP/1.1, framing included."""
+        ...
+
     async def finish(self) -> None:
         """Clean end of a streamed answer."""
         ...

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.wire.chunks import LINES
+
 
 class Choice(msgspec.Struct):
     """As much of a choice as tells whether it carries content, and whether it ends."""
@@ -45,6 +47,8 @@ _odd = re.compile(rb"[^ !#-\[\]-~]").search
 """What is not one and the same byte in JSON, in UTF-8 and in a line."""
 _PROBE = b"a text in place of the one that came"
 _MAX_BYTES = 4096
+_FORMS = 64
+"""Lengths of chunks that are remembered at most."""
 
 
 def read_chunk(event: bytes) -> Chunk | None:
@@ -58,11 +62,15 @@ def read_chunk(event: bytes) -> Chunk | None:
 class MetEvent:
     """An event as it may come again."""
 
-    __slots__ = ("_before", "_behind", "_start", "_tail")
+    __slots__ = ("_before", "_behind", "_chunk_end", "_chunks", "_start", "_tail")
 
     def __init__(self, before: bytes, behind: bytes) -> None:
         self._before, self._behind = before, behind
         self._start, self._tail = len(before), len(behind)
+        self._chunk_end = behind + b"\r\n"
+        self._chunks: dict[int, tuple[bytes, int, int]] = {}
+        """By the length of a whole chunk with it: what stands before the text, and where that
+        begins and ends."""
 
     def again(self, data: bytes) -> bool:
         """``data`` is this event with some text that is not empty and in no way odd."""
@@ -73,6 +81,32 @@ class MetEvent:
             and data.endswith(self._behind)
             and _odd(data, start, end) is None
         )
+
+    def again_in_chunk(self, data: bytes) -> bool:
+        """``data`` is one whole chunk of HTTP/1.1 in its shortest form, with this event as above
+        in it."""
+        form = self._chunks.get(len(data)) or self._form(len(data))
+        if form is None:
+            return False
+        before, start, end = form
+        return (
+            data.startswith(before)
+            and data.endswith(self._chunk_end)
+            and _odd(data, start, end) is None
+        )
+
+    def _form(self, size: int) -> tuple[bytes, int, int] | None:
+        """Of chunks of a length; None: there is none, or the text would be empty."""
+        line = LINES.get(size)
+        if line is None:
+            return None
+        before, end = line + self._before, size - len(self._chunk_end)
+        if len(before) >= end:
+            return None
+        if len(self._chunks) >= _FORMS:
+            self._chunks.clear()
+        form = self._chunks[size] = before, len(before), end
+        return form
 
 
 def meet(event: bytes, chunk: Chunk, *, chat: bool) -> MetEvent | None:

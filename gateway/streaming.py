@@ -154,6 +154,16 @@ class StreamTap:
             self._met = meet(data, chunk, chat=self._chat)
         return True
 
+    def take_chunk(self, data: bytes, now: float) -> bool:
+        """As :meth:`take_usual`, if ``data`` is one chunk of HTTP/1.1 with an event that differs
+        from one before in its text only."""
+        met = self._met
+        if met is None or not self._under_way or not met.again_in_chunk(data):
+            return False
+        self.content_events += 1
+        self.last_at = now
+        return True
+
     def _release(self) -> bytes:
         data = b"".join(self._out)
         self._out.clear()

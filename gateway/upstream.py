@@ -13,7 +13,7 @@ connection to the same worker. On a fresh connection the same event counts as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -62,6 +62,19 @@ class Timeouts:
     """Longest silence, also before the head of the answer."""
 
 
+class Taker(Protocol):
+    """Accepts what comes of a body, or does not. Neither waits nor raises."""
+
+    def take(self, data: bytes) -> bool:
+        """Bytes of the body."""
+        ...
+
+    def take_chunk(self, data: bytes) -> bool:
+        """What came may be one chunk of HTTP/1.1, framing included: a chunk does begin here. To be
+        accepted only if it is a whole one, and nothing besides."""
+        ...
+
+
 class UpstreamResponse(Protocol):
     """An answer whose head has come. Valid inside the context that gave it."""
 
@@ -92,11 +105,11 @@ class UpstreamResponse(Protocol):
         Nothing is left to be read after it."""
         ...
 
-    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
-        """As :meth:`read`, for bytes that ``take`` does not accept: what it accepts is its own, and
-        may be given to it as it comes, without a turn of the event loop.
+    async def pass_on(self, taker: Taker) -> bytes:
+        """As :meth:`read`, for bytes that the taker does not accept: what it accepts is its own,
+        and may be given to it as it comes, without a turn of the event loop.
 
-        :param take: neither waits nor raises; called only while this is awaited.
+        :param taker: called only while this is awaited.
         """
         ...
 

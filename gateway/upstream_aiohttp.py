@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -30,6 +30,7 @@ from gateway.upstream import (
     IDLE_CONNECTION_S,
     MAX_STALE,
     READ_BYTES,
+    Taker,
     Timeouts,
     UpstreamBroken,
     UpstreamConnectError,
@@ -80,8 +81,8 @@ class _Response:
     def rest(self) -> bytes | None:
         return None  # its reader does not tell
 
-    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
-        while (data := await self.read()) and take(data):
+    async def pass_on(self, taker: Taker) -> bytes:
+        while (data := await self.read()) and taker.take(data):
             pass
         return data
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gateway.exchange import BODYLESS, Answer, ClientGone, Headers
+from gateway.wire.chunks import content_of
 from gateway.wire.heads import Sealed, encoded
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ class WireClient:
         """See :class:`gateway.exchange.Client`."""
         connection = self._connection
         return self.started and connection.drained is None and not connection.lost
+
+    def put_chunk(self, chunk: bytes) -> None:
+        """See :class:`gateway.exchange.Client`."""
+        if self._head or not self._chunked:
+            self.put(content_of(chunk))
+        else:
+            self._connection.send(chunk)
 
     def put(self, data: bytes) -> None:
         """See :class:`gateway.exchange.Client`."""

@@ -21,6 +21,7 @@ from gateway.exchange import KEPT_FROM_CLIENTS, Headers, end_to_end
 from gateway.upstream import (
     IDLE_CONNECTION_S,
     MAX_STALE,
+    Taker,
     Timeouts,
     UpstreamBroken,
     UpstreamConnectError,
@@ -84,9 +85,7 @@ class _Response:
     def __init__(self, connection: Connection, *, verbatim: bool) -> None:
         self._connection = connection
         self.read: Callable[[], Coroutine[Any, Any, bytes]] = connection.read
-        self.pass_on: Callable[[Callable[[bytes], bool]], Coroutine[Any, Any, bytes]] = (
-            connection.read
-        )
+        self.pass_on: Callable[[Taker], Coroutine[Any, Any, bytes]] = connection.read
         self.rest = connection.rest
         self.status = connection.status
         known = connection.known

@@ -9,13 +9,19 @@ reader pulls: at most about ``READ_BYTES`` lie here unread, then reading from th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import cast
 
 import httptools
 
 from gateway.exchange import Headers
-from gateway.upstream import READ_BYTES, UpstreamBroken, UpstreamCut, UpstreamError, UpstreamTimeout
+from gateway.upstream import (
+    READ_BYTES,
+    Taker,
+    UpstreamBroken,
+    UpstreamCut,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from gateway.wire.known import KnownHead, learn, parted
 
 MAX_HEAD_BYTES = 65_536
@@ -47,6 +53,7 @@ class Connection(asyncio.Protocol):
     """Owned by one caller at a time; see the pool in ``client.py``."""
 
     __slots__ = (
+        "_between",
         "_buffered",
         "_error",
         "_extra",
@@ -63,8 +70,9 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_rest",
         "_since",
+        "_skips",
         "_strange",
-        "_take",
+        "_taker",
         "_timer",
         "_timer_at",
         "_transport",
@@ -88,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._take: Callable[[bytes], bool] | None = None
+        self._taker: Taker | None = None
         """Of him who waits."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -117,6 +125,10 @@ class Connection(asyncio.Protocol):
         """Of the answer that is being read, if its head was or can be met again."""
         self._rest = 0
         """So much is to come of a body whose head was known: it needs no parser."""
+        self._between = False
+        """The chunk that was begun last has ended."""
+        self._skips = False
+        """The parser stands between two chunks, and may be spared the next one."""
         self._keep = self._extra = self._interim = self._paused = False
         self._pieces: list[bytes] = []
         self._buffered = self._head_bytes = self._unsent = 0
@@ -142,22 +154,22 @@ class Connection(asyncio.Protocol):
                 raise self._error
             await self._wait()
 
-    async def read(self, take: Callable[[bytes], bool] | None = None) -> bytes:
+    async def read(self, taker: Taker | None = None) -> bytes:
         """The next bytes of the body, ``b""`` at the clean end. Raises as :meth:`head` does.
 
-        :param take: those that it accepts are its own, as they come.
+        :param taker: what it accepts is its own, as it comes.
         """
         while True:
             if self._pieces:
                 data = self._taken()
-                if take is None or not take(data):
+                if taker is None or not taker.take(data):
                     return data
                 continue
             if self.complete:
                 return b""
             if self._error is not None:
                 raise self._error
-            self._take = take
+            self._taker = taker
             await self._wait()
 
     def rest(self) -> bytes | None:
@@ -204,15 +216,24 @@ class Connection(asyncio.Protocol):
         try:
             await waiter
         finally:
-            self._waiter = self._take = None
+            self._waiter = self._taker = None
 
-    def _given(self, take: Callable[[bytes], bool]) -> bool:
+    def _skipped(self, data: bytes, taker: Taker) -> bool:
+        """Whether ``data`` was a whole chunk that could be given away at once. The parser, which
+        stands between two chunks, still does afterwards: it never learns of this one."""
+        waiter = self._waiter
+        if waiter is None or waiter.done() or not taker.take_chunk(data):
+            return False
+        self._since = self._loop.time()
+        return True
+
+    def _given(self, taker: Taker) -> bool:
         """Whether what has come could be given away at once; whoever waits goes on waiting."""
         pieces, waiter = self._pieces, self._waiter
         # One piece in one read, as chunks come; more of them are taken together by the reader.
         if self.complete or len(pieces) != 1 or waiter is None or waiter.done() or self._paused:
             return False
-        if take(pieces[0]):
+        if taker.take(pieces[0]):
             pieces.clear()
             self._buffered = 0
             self._since = self._loop.time()
@@ -263,6 +284,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
+        if self._skips and (taker := self._taker) is not None and self._skipped(data, taker):
+            return
         if not self.busy:  # nobody asked
             self.abort()
             return
@@ -281,13 +304,14 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._break("the worker's answer is no valid HTTP")
             return
+        self._skips = self._between and data.endswith(b"\r\n")
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._break("the head of the worker's answer is too long")
             return
         if self._buffered > READ_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        if self.has_head and (self._take is None or not self._given(self._take)):
+        if self.has_head and (self._taker is None or not self._given(self._taker)):
             self._wake()
 
     def _parse(self, data: bytes, first: bool) -> None:
@@ -374,6 +398,14 @@ class Connection(asyncio.Protocol):
         if not self.complete:
             self._pieces.append(data)
             self._buffered += len(data)
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk has come."""
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        """All of it has come, the line end behind it included."""
+        self._between = True
 
     def on_message_complete(self) -> None:
         """The end of an answer, or of an interim one."""

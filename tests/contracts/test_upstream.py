@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 import pytest
+from chunkkit import Takes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -330,7 +331,7 @@ async def test_what_is_taken_on_the_way_is_not_read_again(client: Upstream, refu
         Server(play) as server,
         client.open(server.url, "/", JSON, b"{}", timeouts=LIMITS) as response,
     ):
-        while piece := await response.pass_on(take):
+        while piece := await response.pass_on(Takes(take)):
             assert piece == refused
             taken.append(b"<" + piece + b">")
     shown = b"".join(taken)
@@ -359,7 +360,7 @@ async def test_silence_behind_taken_bytes_is_noticed(client: Upstream) -> None:
         client.open(server.url, "/", JSON, b"{}", timeouts=Timeouts(5.0, 0.4)) as response,
     ):
         with pytest.raises(UpstreamTimeout):
-            await response.pass_on(take)
+            await response.pass_on(Takes(take))
     assert b"".join(taken) == b"xxxxxx"
 
 

@@ -27,7 +27,7 @@ from gateway.router import Router
 from gateway.routing.catalogue import make_policies
 from gateway.telemetry import PrometheusSink
 from gateway.tenancy import Meters, Tenants
-from gateway.upstream import UpstreamBroken, UpstreamConnectError, UpstreamTimeout
+from gateway.upstream import Taker, UpstreamBroken, UpstreamConnectError, UpstreamTimeout
 from shared.errors import ApiError, BadRequest, ModelNotFound, NoCapacity
 from shared.load import WorkerInfo
 from shared.openai import RouteKind
@@ -58,8 +58,8 @@ class FakeResponse:
     def rest(self) -> bytes | None:
         return None
 
-    async def pass_on(self, take: Callable[[bytes], bool]) -> bytes:
-        while (data := await self.read()) and take(data):
+    async def pass_on(self, taker: Taker) -> bytes:
+        while (data := await self.read()) and taker.take(data):
             pass
         return data
 

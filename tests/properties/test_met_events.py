@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rig import DONE, ROLE, STOP, chat, delta
 
 from gateway.metevents import meet, read_chunk
 from gateway.streaming import StreamTap
+from gateway.wire.chunks import content_of
 from shared.openai import RouteKind, parse
 
 TEXTS = ("a", "b", " word", "", "word1", 'quo"te', "back\\slash", "é", "new\nline", "[DONE]", "}]}")
@@ -40,12 +41,21 @@ def seen(reader: StreamTap) -> tuple[Any, ...]:
 
 def same(events: list[bytes], kind: RouteKind = RouteKind.CHAT) -> None:
     plain, short = tap(met=False, kind=kind), tap(met=True, kind=kind)
+    chunked = tap(met=True, kind=kind)
     for at, data in enumerate(events):
+        if not chunked.take_chunk(as_chunk(data), float(at)):
+            chunked.take_usual(data, float(at))
+        chunked.feed(data, float(at))
         assert plain.take_usual(data, float(at)) == short.take_usual(data, float(at)), data
         assert plain.feed(data, float(at)) == short.feed(data, float(at)), data
-        assert seen(plain) == seen(short), data
+        assert seen(plain) == seen(short) == seen(chunked), data
     assert plain.end(99.0) == short.end(99.0)
-    assert seen(plain) == seen(short)
+    chunked.end(99.0)
+    assert seen(plain) == seen(short) == seen(chunked)
+
+
+def as_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 RAW = st.sampled_from([EVENT % text.encode() for text in ("a", "b", "longer text", "a b", "")])
@@ -84,6 +94,30 @@ def test_texts_of_completions(texts: list[str], spaces: bool) -> None:
 def test_bytes_that_are_spoilt_are_looked_at(more: bytes, at: int, less: int) -> None:
     whole = EVENT % b"a"
     same([EVENT % b"first", EVENT % b"b", whole[:at] + more + whole[at + less :], whole])
+
+
+@given(st.binary(max_size=6), st.integers(0, 170), st.integers(0, 6), st.integers(1, 150))
+@example(b"0", 0, 0, 1)  # a size with a zero in front
+@example(b"\r\n", 170, 0, 1)  # more than the chunk
+@example(b"", 0, 1, 90)  # a digit is missing
+def test_a_chunk_is_whole_and_in_its_shortest_form(
+    more: bytes, at: int, less: int, size: int
+) -> None:
+    known = kept(EVENT % b"word")
+    chunk = as_chunk(EVENT % (b"x" * size))
+    assert known.again_in_chunk(chunk)
+    spoilt = chunk[:at] + more + chunk[at + less :]
+    if known.again_in_chunk(spoilt):
+        content = content_of(spoilt)
+        assert spoilt == as_chunk(content)
+        assert known.again(content)
+
+
+def test_chunks_of_many_lengths_are_known_again() -> None:
+    known = kept(EVENT % b"word")
+    for size in (*range(3000), *range(1, 200)):
+        content = EVENT % (b"x" * size)
+        assert known.again_in_chunk(as_chunk(content)) == (size > 0 and len(content) <= 2048)
 
 
 def kept(event: bytes) -> Any:
