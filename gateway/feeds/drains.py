@@ -19,7 +19,10 @@ from shared.redislink import RedisLink, RedisLost
 from shared.types import WorkerId
 
 EVERY_S = 0.2
-"""So long after one gateway was told, the others have heard of it."""
+"""Pause between two looks at what the others said."""
+HEARD_S = 2 * EVERY_S
+"""So long after one gateway was told, the others have heard of it: a pause, what two looks take,
+and as much again for Redis to be slow."""
 SAY_S = 0.5
 """How long an operator waits for Redis at most."""
 _MOST = 65_536
@@ -164,7 +167,7 @@ class SharedDrains:
         self._table.say(worker, drained=drained)
         self._settle(worker)
         if heard and await self._exchanged():
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(HEARD_S)
 
     def _settle(self, worker: WorkerId) -> None:
         change = self._router.drain if worker in self._table.drained() else self._router.undrain

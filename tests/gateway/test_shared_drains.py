@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.feeds.drains import DrainTable
+from gateway.feeds.drains import DrainTable, SharedDrains
+from shared.rediskeys import RedisKeys
 from shared.types import WorkerId
 
 W = WorkerId("w")
@@ -101,3 +107,77 @@ def test_who_was_let_go_and_joins_again_serves_everywhere() -> None:
     for table in (here, there, late):
         exchange(table, redis)
     assert [table.drained() for table in (here, there, late)] == [[], [], []]
+
+
+class UnhurriedRedis:
+    """One hash behind a link on which each call takes 40 ms, and happens in the middle of them."""
+
+    def __init__(self) -> None:
+        self.hash: dict[bytes, bytes] = {}
+
+    async def call(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        await asyncio.sleep(0.02)
+        replies = [self._do(*command) for command in commands]
+        await asyncio.sleep(0.02)
+        return replies
+
+    def _do(self, name: str, _key: object, *words: Any) -> Any:
+        if name == "HGETALL":
+            return [part for pair in self.hash.items() for part in pair]
+        if name == "HSET":
+            self.hash |= dict(zip((word.encode() for word in words[::2]), words[1::2], strict=True))
+        return 1
+
+    async def drop(self) -> None:
+        """Nothing is kept."""
+
+
+class Router:
+    """Notes who is drained."""
+
+    def __init__(self) -> None:
+        self.drained: set[WorkerId] = set()
+
+    def drain(self, worker: WorkerId, now: float) -> None:
+        self.drained.add(worker)
+
+    def undrain(self, worker: WorkerId, now: float) -> None:
+        self.drained.discard(worker)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time passes when nothing else is left to do: how fast the machine is plays no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("phase", range(14))
+def test_the_others_have_heard_of_it_when_the_answer_comes(phase: int) -> None:
+    """In whatever moment of the others' own exchanges it is said."""
+
+    async def case() -> None:
+        redis, routers = UnhurriedRedis(), [Router(), Router()]
+        here, there = (
+            SharedDrains(redis, RedisKeys("t"), router, clock=lambda: 0.0, rng=Random(1))  # type: ignore[arg-type]
+            for router in routers
+        )
+        others = asyncio.create_task(there.run())
+        await here.say(W, drained=True)
+        await asyncio.sleep(1 + phase * 0.02)
+        for on in (False, True):
+            await here.say(W, drained=on)
+            assert [bool(router.drained) for router in routers] == [on, on]
+        others.cancel()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(case())
