@@ -23,7 +23,8 @@ STARTUP_S = 60.0
 COMPLETIONS = "/v1/completions"
 QUICK = {
     "HEADWATER_WORKERS__HEALTH_INTERVAL_S": "0.2",
-    "HEADWATER_WORKERS__HEALTH_TIMEOUT_S": "1.0",
+    # A busy machine is no reason to give a worker up.
+    "HEADWATER_WORKERS__HEALTH_TIMEOUT_S": "5.0",
 }
 
 

@@ -102,8 +102,8 @@ class RedisServer:
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + STARTUP_S
-        while time.monotonic() < deadline:
+        limit = Limit(STARTUP_S)
+        while not limit.over():
             try:
                 with socket.create_connection(("127.0.0.1", self.port), 1.0) as link:
                     link.sendall(b"PING\r\n")
@@ -185,14 +185,15 @@ class WorkerProcess:
         return code
 
     def await_ready(self, timeout_s: float = STARTUP_S) -> None:
-        """Return once it has printed its ``ready`` line."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        """Return once it has printed its ``ready`` line; it is ended if it does not."""
+        limit = Limit(timeout_s)
+        while not limit.over():
             if self.stdout.read_text().startswith("ready "):
                 return
             code = self.process.poll()
             assert code is None, f"worker ended with {code}: {self.stderr.read_text()[-4000:]}"
             time.sleep(0.02)
+        end_process(self.process)
         raise AssertionError(f"worker is not ready: {self.stderr.read_text()[-4000:]}")
 
 

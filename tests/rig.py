@@ -546,7 +546,7 @@ def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
 
 
-async def eventually(check: Callable[[], Any], within_s: float = 5.0) -> Any:
+async def eventually(check: Callable[[], Any], within_s: float = 20.0) -> Any:
     """Wait until ``check()`` is true; returns its value."""
     limit = None
     while True:

@@ -66,7 +66,7 @@ class Up:
         """Stop it as Ctrl-C would, wait, and close its output; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(30)
+        code = self.process.wait(60)
         self._reader.join(5)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -105,11 +105,11 @@ class Up:
         return httpx.post(f"{url or self.url}/v1/chat/completions", json=body, timeout=30)
 
     def workers(self) -> list[dict[str, object]]:
-        listing = httpx.get(f"{self.admin}/admin/workers", timeout=5).json()["workers"]
+        listing = httpx.get(f"{self.admin}/admin/workers", timeout=30).json()["workers"]
         return list(listing)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait for a condition that the system reaches by itself."""
     limit = Limit(seconds)
     while not limit.over():

@@ -123,7 +123,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
-async def until(check: Callable[[], Awaitable[Any]], timeout_s: float = 5.0) -> None:
+async def until(check: Callable[[], Awaitable[Any]], timeout_s: float = 20.0) -> None:
     """Return once ``check`` is true."""
     limit = Limit(timeout_s)
     while not await check():

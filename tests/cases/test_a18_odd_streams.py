@@ -139,8 +139,8 @@ async def test_text_completions_too(stub, serve, how) -> None:
 async def test_long_waits_with_comments_are_kept_alive(stub, serve) -> None:
     """Comments count as signs of life; they pass once the answer has begun."""
     worker = await stub()
-    served = await serve(worker, **{"workers.idle_timeout_s": 0.3})
-    pings: list[bytes | float] = [b": ping\n\n", 0.1] * 6
+    served = await serve(worker, **{"workers.idle_timeout_s": 1.0})
+    pings: list[bytes | float] = [b": ping\n\n", 0.1] * 12
     worker.plays(raw_stream(*pings, delta("a"), *pings, delta("b"), STOP, DONE))
     reply = await ask(served.url, CHAT, chat(stream=True))
     assert (reply.text, reply.events[-1]) == ("ab", "[DONE]")

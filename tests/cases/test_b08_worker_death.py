@@ -24,7 +24,7 @@ MODELLED = {
     "HEADWATER_FAKE__DECODE_MS_PER_STEP": "0.2",
     "HEADWATER_CACHE__KV_BLOCKS": "4096",
 }
-HEALTH_PERIOD_S = 0.2 + 1.0
+HEALTH_PERIOD_S = 0.2 + 5.0
 """Interval and time limit of probes, as set for the gateways of these tests."""
 
 
@@ -91,7 +91,7 @@ class Cluster:
         for text in self.texts:
             assert self.ask(text, "only-e")[0] == self.name
         for text in self.texts:
-            wait_until(lambda text=text: self.believed(text) >= 200, 5.0)
+            wait_until(lambda text=text: self.believed(text) >= 200)
 
     def believed(self, text: str) -> int:
         """Tokens of a prompt that the gateway thinks E holds."""

@@ -74,7 +74,7 @@ BEFORE_CONTENT: dict[str, list[Any]] = {
     "silence from the start": [HANG],
     "broken framing": [SSE_HEAD, chunk(ROLE), 0.02, b"zz\r\n", HANG],
 }
-QUICK = {"workers.idle_timeout_s": 0.3}
+QUICK = {"workers.idle_timeout_s": 1.0}
 
 
 @pytest.mark.parametrize("how", AFTER_CONTENT)

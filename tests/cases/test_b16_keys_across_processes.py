@@ -67,7 +67,7 @@ def warm(gateway: GatewayProcess, asked: list[tuple[str, dict[str, Any]]]) -> li
             worker, matched, cached = send(gateway, path, body)
             assert worker != drained
             assert matched == cached < 200  # the tools that some prompts begin with
-            wait_until(lambda body=body, worker=worker: knows(gateway, body, worker), 5.0)
+            wait_until(lambda body=body, worker=worker: knows(gateway, body, worker))
             placed[number] = worker
         gateway.http.post(f"{gateway.admin}/admin/workers/{drained}/undrain").raise_for_status()
     return [placed[number] for number in range(len(asked))]
@@ -78,7 +78,7 @@ def same_workers(
 ) -> None:
     """Each prompt goes where it was, and its blocks are there."""
     for (path, body), worker in zip(asked, placed, strict=True):
-        wait_until(lambda body=body, worker=worker: knows(gateway, body, worker), 5.0)
+        wait_until(lambda body=body, worker=worker: knows(gateway, body, worker))
         got, matched, cached = send(gateway, path, body)
         assert got == worker
         assert matched == cached >= 256

@@ -1,7 +1,7 @@
 """B21: no limit of a library ends a healthy stream or makes the 101st wait.
 
-Scaled: a stream lasts ten times the idle limit. With both HTTP clients for workers, since one of
-them is a library with limits of its own (five minutes in all, 100 connections).
+Scaled: a stream lasts more than six times the idle limit. With both HTTP clients for workers, since
+one of them is a library with limits of its own (five minutes in all, 100 connections).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from caserig import COMPLETIONS, body_for, contents, piece
 from rig import CHAT, DONE, END, HANG, SSE_HEAD, RawClient, ask, chunk, event
-from stopwatch import Stopwatch
 
 from shared import laxjson
 
@@ -36,12 +35,12 @@ def texts(reply: Any) -> list[str]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_stream_outlives_every_idle_limit(stub, serve, path: str, client: str) -> None:
     worker = await stub()
-    limits = {"workers.idle_timeout_s": 0.3, "workers.http_client": client}
+    limits = {"workers.idle_timeout_s": 0.6, "workers.http_client": client}
     served = await serve(worker, **limits)
-    worker.plays(slow(path, 40, 0.05))
+    worker.plays(slow(path, 80, 0.05))
     reply = await ask(served.url, path, body_for(path, "x", stream=True))
     assert reply.complete
-    assert texts(reply) == [f"{n} " for n in range(40)]
+    assert texts(reply) == [f"{n} " for n in range(80)]
     assert reply.events[-1] == "[DONE]"
 
 
@@ -49,26 +48,30 @@ async def test_a_stream_outlives_every_idle_limit(stub, serve, path: str, client
 async def test_three_hundred_streams_at_once(stub, serve, client: str) -> None:
     worker = await stub()
     served = await serve(worker, **{"workers.http_client": client})
-    worker.plays(slow(CHAT, 3, 1.0))
-    firsts: list[float] = []
-    begun = Stopwatch()
+    all_begun = asyncio.Event()
+    ends = chunk(event(piece(CHAT, finish="stop")) + DONE)
+    worker.plays([SSE_HEAD, chunk(event(piece(CHAT, "x"))), all_begun, ends, END])
+    begun = 0
 
     async def one(number: int) -> None:
+        nonlocal begun
         client = await RawClient.connect(served.url)
         body = body_for(CHAT, f"{number}", stream=True)
         await client.send("POST", CHAT, laxjson.encode(body))
         await client.reader.readuntil(b"\r\n\r\n")
-        got = b""
-        async for part in client.chunks():
-            if not got:
-                firsts.append(begun.seconds())
+        pieces = client.chunks()
+        got = await anext(pieces)
+        begun += 1
+        if begun == 300:
+            all_begun.set()
+        async for part in pieces:
             got += part
         assert b"[DONE]" in got
         client.close()
 
-    await asyncio.gather(*(one(number) for number in range(300)))
-    assert len(firsts) == 300
-    assert max(firsts) - min(firsts) < 2.0
+    # None of them ends before all have begun: whoever waited for another one would wait for ever.
+    async with asyncio.timeout(100):
+        await asyncio.gather(*(one(number) for number in range(300)))
     assert len(worker.seen) == 300
 
 
@@ -78,11 +81,11 @@ async def test_silence_is_cut_with_an_error_event_and_anything_is_no_silence(
 ) -> None:
     """Comments count as life, too."""
     worker = await stub()
-    served = await serve(worker, **{"workers.idle_timeout_s": 0.4})
+    served = await serve(worker, **{"workers.idle_timeout_s": 1.0})
     worker.plays([SSE_HEAD, chunk(event(piece(path, "x"))), HANG])
     begun = time.monotonic()
     reply = await ask(served.url, path, body_for(path, "x", stream=True))
-    assert 0.3 < time.monotonic() - begun < 5.0
+    assert 0.9 < time.monotonic() - begun < 30.0
     assert texts(reply) == ["x"]
     assert "error" in laxjson.decode(reply.events[-1].encode())
     beats: list[Any] = [SSE_HEAD, chunk(event(piece(path, "x")))]
@@ -99,9 +102,9 @@ async def test_a_slow_head_is_no_end(stub, serve) -> None:
     """A long prefill behind a queue: the limit is on silence, and it is the configured one."""
     worker = await stub()
     served = await serve(
-        worker, **{"workers.idle_timeout_s": 2.0, "workers.connect_timeout_s": 0.2}
+        worker, **{"workers.idle_timeout_s": 5.0, "workers.connect_timeout_s": 1.0}
     )
-    worker.plays([1.0, *slow(CHAT, 2, 0.0)])
+    worker.plays([1.5, *slow(CHAT, 2, 0.0)])
     reply = await ask(served.url, CHAT, body_for(CHAT, "x", stream=True))
     assert reply.status == 200
     assert texts(reply) == ["0 ", "1 "]

@@ -16,6 +16,8 @@ from rig import CHAT, Stub, ask, chat, completion, eventually, usage
 
 N = 60
 AT_ONCE = 6
+PATIENT = {"redis.timeout_ms": 10_000}
+"""A busy machine is no outage."""
 pytestmark = pytest.mark.redis
 every_route = pytest.mark.parametrize("route", [CHAT, *ROUTES])
 
@@ -91,7 +93,7 @@ async def test_a_worker_that_joins_or_leaves_moves_only_its_own(
     stubs = [await stub() for _ in range(4)]
     for each in stubs:
         Fleet.equip(each, route)
-    served = [await serve(*stubs, **{"redis.url": server.url}) for _ in range(2)]
+    served = [await serve(*stubs, **{"redis.url": server.url}, **PATIENT) for _ in range(2)]
     for each in served:
         await eventually(lambda each=each: each.gateway.feeds.stats.redis_up, 10)
     fleet = Fleet(served, route)
@@ -136,13 +138,13 @@ async def test_a_gateway_that_starts_late_is_not_blind(
     stubs = [await stub() for _ in range(3)]
     for each in stubs:
         Fleet.equip(each, route)
-    first = await serve(*stubs, **{"redis.url": server.url})
+    first = await serve(*stubs, **{"redis.url": server.url}, **PATIENT)
     await eventually(lambda: first.gateway.feeds.stats.redis_up, 10)
     fleet = Fleet([first], route)
     fleet.warm = await fleet.round(0, lambda n: 0)
-    await settles(lambda: _written(server), 5)
+    await settles(lambda: _written(server), 20)
     await first.gateway.close()
-    late = await serve(*stubs, **{"redis.url": server.url})
+    late = await serve(*stubs, **{"redis.url": server.url}, **PATIENT)
     fleet.served = [late]
     await agree(fleet)
     placed = {n: await fleet.send(n, 1, 0) for n in range(N)}

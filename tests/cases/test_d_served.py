@@ -85,7 +85,7 @@ async def served(processes) -> AsyncIterator[Served]:
     async with aiohttp.ClientSession(connector=connector) as http:
         made = Served(processes[0], processes[1], http)
         yield made
-        await settles(made.idle, 2.0)
+        await settles(made.idle, 10.0)
 
 
 def request(tokens: list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
@@ -223,9 +223,9 @@ async def test_d05_clients_that_leave(served) -> None:
     await asyncio.gather(*(one() for _ in range(3000)))
     assert left > 1000
     assert finished >= stayed > 20
-    await settles(served.idle, 2.0)
+    await settles(served.idle, 10.0)
     whole = request(tokens_of(rng, BLOCKS * B - 4), 4, ignore_eos=True)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         answer = await served.ask(whole)
     assert said(answer) == await served.expected(whole)
 

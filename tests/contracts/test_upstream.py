@@ -176,7 +176,7 @@ async def test_broken_answers_break_the_call_and_the_connection(
 ) -> None:
     async with Server(says(*BROKEN[name], stay=False)) as server:
         for before in range(2):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 if name == "another protocol":  # either way it is no success
                     with suppress(UpstreamError):
                         assert (await call(client, server.url))[0] == 101
@@ -271,14 +271,21 @@ async def test_what_comes_on_an_idle_connection_is_nobodys_answer(
     ) -> None:
         await server.read(reader)
         writer.write(OK)
-        await asyncio.sleep(0.05)
+        await is_idle.wait()
         writer.write(late)
+        said.set()
         await reader.read(1)
 
+    is_idle, said = asyncio.Event(), asyncio.Event()
     async with Server(play) as server:
         for n in range(4):
             assert await call(client, server.url) == (200, [], b"ok")
-            await asyncio.sleep(0.2)
+            is_idle.set()
+            await said.wait()
+            for _ in range(5):  # what lies in a socket is read within one turn of the loop
+                await asyncio.sleep(0)
+            is_idle.clear()
+            said.clear()
             assert server.connections == n + 1
 
 
@@ -344,7 +351,7 @@ async def test_silence_behind_taken_bytes_is_noticed(client: Upstream) -> None:
     ) -> None:
         await server.read(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for _ in range(6):
+        for _ in range(15):
             await asyncio.sleep(0.1)
             writer.write(b"1\r\nx\r\n")
         await reader.read()
@@ -357,11 +364,11 @@ async def test_silence_behind_taken_bytes_is_noticed(client: Upstream) -> None:
 
     async with (
         Server(play) as server,
-        client.open(server.url, "/", JSON, b"{}", timeouts=Timeouts(5.0, 0.4)) as response,
+        client.open(server.url, "/", JSON, b"{}", timeouts=Timeouts(5.0, 1.0)) as response,
     ):
         with pytest.raises(UpstreamTimeout):
             await response.pass_on(Takes(take))
-    assert b"".join(taken) == b"xxxxxx"
+    assert b"".join(taken) == b"x" * 15
 
 
 async def test_a_slow_reader_is_no_silence_and_holds_the_worker_back(client: Upstream) -> None:
@@ -402,7 +409,7 @@ async def test_leaving_early_closes_the_connection(client: Upstream) -> None:
     async with Server(play) as server:
         async with client.open(server.url, "/", JSON, b"{}", timeouts=LIMITS) as response:
             assert await response.read() == b"ok"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await server.left.wait()
 
 
@@ -430,7 +437,7 @@ async def test_an_answer_before_the_end_of_a_request_ends_the_connection(client:
 
     async with Server(play) as server:
         assert (await call(client, server.url, bytes(64 << 20)))[2] == b"ok"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await call(client, server.url))[2] == b"ok"
         assert server.connections == 2
 

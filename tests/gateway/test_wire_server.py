@@ -29,7 +29,7 @@ class Echo:
     def __init__(self) -> None:
         self.server = WireServer(self.handle)
         self.seen: list[tuple[str, str, bytes]] = []
-        self.gone = asyncio.Event()
+        self.waits, self.gone = asyncio.Event(), asyncio.Event()
         self.wrote = 0
 
     async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
@@ -39,7 +39,8 @@ class Echo:
                 await client.send(Answer(401, b"no"))
                 return
             if request.path == "/wait":
-                await asyncio.sleep(30)
+                self.waits.set()
+                await asyncio.sleep(3600)
             body = await request.body(100_000)
             self.seen.append((request.method, request.target, body))
             if request.path == "/header":
@@ -83,9 +84,12 @@ async def talk(port: int, *pieces: bytes, pause: float = 0.0, end: bool = True) 
         await asyncio.sleep(pause)
     got = b""
     try:
-        async with asyncio.timeout(5.0 if end else 0.4):
-            while piece := await reader.read(65_536):
-                got += piece
+        while True:
+            async with asyncio.timeout(30.0 if end or not got else 0.4):
+                piece = await reader.read(65_536)
+            if not piece:
+                break
+            got += piece
     except (TimeoutError, ConnectionError):
         got += b"" if not end else b"<never closed>"
     writer.close()
@@ -184,7 +188,7 @@ def test_whatever_comes_the_server_lives(parts: list[bytes]) -> None:
                 writer.write(part)
                 await asyncio.sleep(0)
             writer.write_eof()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while await reader.read(65_536):
                     pass
         writer.close()
@@ -388,9 +392,9 @@ async def test_a_client_that_leaves_ends_its_handler(echo: tuple[Echo, int]) -> 
     server, port = echo
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET.replace(b"/b", b"/wait"))
-    await asyncio.sleep(0.05)
-    writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
+        await server.waits.wait()
+        writer.close()
         await server.gone.wait()
 
 
@@ -399,12 +403,13 @@ async def test_a_client_that_reads_nothing_holds_little(echo: tuple[Echo, int]) 
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     writer.write(GET.replace(b"/b", b"/flood"))
     await reader.read(10)
-    await asyncio.sleep(0.3)
-    before = server.wrote
-    await asyncio.sleep(0.2)
-    assert server.wrote == before < 32 << 20
+    before = -1
+    while server.wrote != before:  # until the system's buffers are full
+        before = server.wrote
+        assert before < 32 << 20
+        await asyncio.sleep(0.2)
     writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await server.gone.wait()
 
 
@@ -430,7 +435,7 @@ async def test_a_client_that_takes_in_nothing_is_cut(
     writer.write(STALLED[how])
     await reader.read(10)
     assert server.server.connections
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while server.server.connections:  # noqa: ASYNC110 - a plain set
             await asyncio.sleep(0.02)
     writer.transport.abort()
@@ -539,7 +544,10 @@ async def test_shutdown_waits_a_little_for_those_at_work(echo: tuple[Echo, int])
     server, port = echo
     idle = asyncio.create_task(talk(port, GET))
     busy = asyncio.create_task(talk(port, GET.replace(b"/b", b"/wait")))
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(30):
+        await server.waits.wait()
+        while not server.seen:  # noqa: ASYNC110 - a plain list
+            await asyncio.sleep(0.01)
     await server.server.shutdown(0.2)
     assert b"200 OK" in await idle
     assert await busy in (b"", b"<never closed>")

@@ -44,16 +44,19 @@ async def test_half_sent_bodies_hold_up_no_shutdown(stub, serve, framing) -> Non
 
 async def test_a_body_that_ends_while_draining_is_refused(stub, serve) -> None:
     worker = await stub()
-    worker.plays(stream(*[delta("x")] * 10, gap_s=0.05))
+    was_refused = asyncio.Event()
+    begin, *rest = stream(delta("x"))
+    worker.plays([begin, was_refused, *rest])
     served = await serve(worker)
     slow = await half_sent(served.url, f"Content-Length: {len(BODY)}")
     runner = await RawClient.connect(served.url)
     await runner.send("POST", CHAT, json.dumps(chat(stream=True)).encode())
     await eventually(lambda: worker.seen)
     drain = asyncio.create_task(served.gateway.drain())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # it has begun
     slow.writer.write(BODY[1:])
-    refused = await asyncio.wait_for(slow.read(), 2)
+    refused = await asyncio.wait_for(slow.read(), 30)
+    was_refused.set()
     assert refused.status == 503
     assert refused.header("retry-after")
     assert refused.header("connection") == "close"

@@ -57,8 +57,8 @@ async def test_a_client_that_leaves_frees_the_worker_at_once(stub, serve, dial) 
         left = Stopwatch()
         client.close()
         seen = worker.seen[-1]
-        await eventually(lambda seen=seen: seen.closed_at is not None, 1.0)
-        assert left.seconds() < 0.3
+        await eventually(lambda seen=seen: seen.closed_at is not None)
+        assert left.seconds() < 1.0
         assert served.inflight() == 0
     # What is still open are the few that probes of several paths keep.
     await eventually(lambda: worker.open_connections <= 12)
@@ -280,14 +280,14 @@ async def test_black_holes_fail_over_and_are_left_alone(stub, serve) -> None:
     begun = Stopwatch()
     for n in range(10):
         assert (await ask(served.url, CHAT, chat(f"{n} {n * 31}"))).status == 200
-    assert begun.seconds() < 2.0
+    assert begun.seconds() < 5.0
     await two.stop()
     begun = Stopwatch()
     reply = await ask(served.url, CHAT, chat("x"))
     assert reply.status == 503
     assert reply.json["error"]["code"] == "no_capacity"
     assert reply.header("retry-after")
-    assert begun.seconds() < 3.0
+    assert begun.seconds() < 5.0
     await eventually(lambda: not served.gateway.router.ready()[0])
     ready = await ask(served.url, "/ready")
     assert ready.status == 503
@@ -315,23 +315,23 @@ async def test_many_streams_to_one_worker_run_at_once(stub, serve, dial) -> None
     worker.plays([SSE_HEAD, chunk(ROLE + delta("a")), HANG])
     served = await serve(worker)
     clients = [await dial(served.url) for _ in range(150)]
-    begun = Stopwatch()
     for client in clients:
         await client.send("POST", CHAT, json.dumps(chat(stream=True)).encode())
-    await asyncio.gather(*(reads(client, 1) for client in clients))
-    assert begun.seconds() < 2.0
+    # None of them ends: whoever waited for another one would wait for ever.
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(reads(client, 1) for client in clients))
     assert served.inflight() == 150
 
 
 async def test_silence_is_cut_and_slow_talk_is_not(stub, serve) -> None:
     silent, talker = await stub(("silent",)), await stub(("talker",))
-    served = await serve(silent, talker, **{"workers.idle_timeout_s": 0.4})
+    served = await serve(silent, talker, **{"workers.idle_timeout_s": 1.0})
     silent.plays([SSE_HEAD, chunk(ROLE + delta("a")), HANG])
-    talker.plays(stream(*[delta("a")] * 6, gap_s=0.2))
+    talker.plays(stream(*[delta("a")] * 12, gap_s=0.1))
     quiet = await ask(served.url, CHAT, {**chat(stream=True), "model": "silent"})
     assert "error" in json.loads(quiet.events[-1])
     chatty = await ask(served.url, CHAT, {**chat(stream=True), "model": "talker"})
-    assert (chatty.text, chatty.events[-1]) == ("a" * 6, "[DONE]")
+    assert (chatty.text, chatty.events[-1]) == ("a" * 12, "[DONE]")
     silent.plays([HANG])
     late = await ask(served.url, CHAT, {**chat(), "model": "silent"})
     assert late.status == 504
@@ -344,7 +344,7 @@ async def test_a_client_can_shorten_its_own_deadline(stub, serve) -> None:
     early = await ask(served.url, CHAT, chat(), ("x-headwater-timeout", "0.2"))
     assert early.status == 504
     assert early.json["error"]["code"] == "deadline_exceeded"
-    late = await ask(served.url, CHAT, chat(stream=True), ("x-headwater-timeout", "0.2"))
+    late = await ask(served.url, CHAT, chat(stream=True), ("x-headwater-timeout", "2"))
     assert late.status == 200
     assert json.loads(late.events[-1])["error"]["code"] == "deadline_exceeded"
     assert served.inflight() == 0

@@ -53,7 +53,7 @@ async def gateway() -> AsyncIterator[Start]:
         await process.communicate()
 
 
-async def line(process: asyncio.subprocess.Process, word: str, within_s: float = 20.0) -> str:
+async def line(process: asyncio.subprocess.Process, word: str, within_s: float = 60.0) -> str:
     """The URL in the next line, which must begin with ``word``."""
     async with asyncio.timeout(within_s):
         said = (await process.stdout.readline()).decode()
@@ -85,7 +85,7 @@ async def test_it_starts_with_nothing_and_says_so(gateway, free_port) -> None:
     redis = f"redis://127.0.0.1:{free_port()}/0"
     process = await gateway("--workers", nobody, "--redis", redis)
     url = await line(process, "listening")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         ready = await ask(url, "/ready")
         while f"{nobody}: not probed yet" in ready.json["reasons"]:
             ready = await ask(url, "/ready")

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,9 +66,10 @@ def test_the_ready_line_waits_only_so_long_for_workers_that_do_not_come() -> Non
     options = ClusterOptions(
         workers=2, gateways=2, port=pick_row(40), model="", policy=None, fake=True, threads=1
     )
-    watch = Stopwatch()
+    begun, watch = time.monotonic(), Stopwatch()
     asyncio.run(until_whole(options, Supervisor(print), 0.5))
-    assert 0.4 < watch.seconds() < 3
+    assert time.monotonic() - begun > 0.4
+    assert watch.seconds() < 10
 
 
 def test_kill_nine_of_the_parent_leaves_no_orphan(start: Callable[..., Up]) -> None:
@@ -202,7 +204,7 @@ def test_two_gateways_share_what_one_of_them_warmed(start: Callable[..., Up]) ->
             )
             return any(worker["matched_tokens"] > 0 for worker in answer.json()["workers"])
 
-        until(known, 5)
+        until(known)
         second = up.chat(text, other)
         assert second.headers["x-headwater-worker"] == first.headers["x-headwater-worker"]
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

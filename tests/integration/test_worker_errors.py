@@ -103,7 +103,7 @@ async def test_too_long_prompts(client: Client, stream: bool) -> None:
         (COMPLETIONS, completion("x" * 8000, max_tokens=500)),
     ]
     for path, body in cases:
-        answer = await asyncio.wait_for(client.post(path, {**body, "stream": stream}), 5)
+        answer = await asyncio.wait_for(client.post(path, {**body, "stream": stream}), 30)
         assert answer.status_code == 400
         assert error_of(answer)["code"] == "context_length_exceeded"
     assert (await client.load())["running"] == 0

@@ -20,6 +20,8 @@ from tests.workerrig import CHAT, COMPLETIONS, Client, chat, completion, error_o
 
 SLOW = {"HEADWATER_FAKE__DECODE_MS_PER_STEP": "20"}
 ENDLESS = {"max_tokens": 2000, "ignore_eos": True}
+LASTING = 250
+"""Tokens of an answer that takes five seconds: time for all that is asked meanwhile."""
 
 
 async def idle(client: Client) -> bool:
@@ -59,10 +61,10 @@ async def test_a_client_that_leaves_aborts(
 
 
 async def test_the_first_delta_is_not_held_back(worker_process: Any) -> None:
-    worker = worker_process(env={"HEADWATER_FAKE__DECODE_MS_PER_STEP": "100"})
+    worker = worker_process(env={"HEADWATER_FAKE__DECODE_MS_PER_STEP": "300"})
     async with Client(worker.url) as client:
         gaps = []
-        body = chat("slow", max_tokens=8, ignore_eos=True, stream=True)
+        body = chat("slow", max_tokens=6, ignore_eos=True, stream=True)
         async with client.http.stream("POST", CHAT, json=body) as response:
             last = time.monotonic()
             async for line in response.aiter_lines():
@@ -70,9 +72,9 @@ async def test_the_first_delta_is_not_held_back(worker_process: Any) -> None:
                     gaps.append(time.monotonic() - last)
                     last = time.monotonic()
         # The first token comes from the prefill, each other one a step later: none is held back
-        # for company.
-        assert len(gaps) == 8
-        assert sum(gap > 0.05 for gap in gaps[1:]) >= 6
+        # for company, which would make every other gap none.
+        assert len(gaps) == 6
+        assert sum(gap > 0.05 for gap in gaps[1:]) >= 4
 
 
 # --- draining ----------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ async def test_the_first_delta_is_not_held_back(worker_process: Any) -> None:
 async def test_drain_finishes_streams_and_refuses_new_ones(worker_process: Any) -> None:
     worker = worker_process(env=SLOW)
     async with Client(worker.url) as client, Client(worker.url) as other:
-        body = chat("drain", max_tokens=80, ignore_eos=True)
+        body = chat("drain", max_tokens=LASTING, ignore_eos=True)
         streams = [asyncio.create_task(client.stream(CHAT, body)) for _ in range(5)]
         await until(lambda: running(client, 5))
         worker.terminate()
@@ -89,7 +91,7 @@ async def test_drain_finishes_streams_and_refuses_new_ones(worker_process: Any) 
         async def draining() -> bool:
             return (await other.http.get("/ready")).status_code == 503
 
-        await until(draining, 1.0)
+        await until(draining)
         assert (await other.http.get("/ready")).json()["reasons"] == ["draining"]
         assert (await other.http.get("/health")).status_code == 200
         assert (await other.load())["draining"] is True
@@ -101,10 +103,10 @@ async def test_drain_finishes_streams_and_refuses_new_ones(worker_process: Any) 
         for stream in await asyncio.gather(*streams):
             assert stream.done == 1
             assert stream.finishes() == ["length"]
-            assert len(stream.text()) == 80
+            assert len(stream.text()) == LASTING
     ended = Stopwatch()
-    assert worker.wait(5) == 0
-    assert ended.seconds() < 1.5
+    assert worker.wait() == 0
+    assert ended.seconds() < 5
 
 
 async def test_streams_beyond_the_grace_time_get_an_error(worker_process: Any) -> None:
@@ -144,8 +146,8 @@ def test_an_idle_worker_leaves_at_once_and_quietly(worker_process: Any) -> None:
     worker = worker_process()
     before = Stopwatch()
     worker.process.send_signal(signal.SIGINT)
-    assert worker.wait(5) == 0
-    assert before.seconds() < 1.5
+    assert worker.wait() == 0
+    assert before.seconds() < 5
     assert "Traceback" not in worker.stderr.read_text()
     assert worker.stdout.read_text() == f"ready {worker.url} model=fake\n"
 
@@ -197,14 +199,15 @@ async def test_serving_does_not_notice_redis(redis_server: Any, worker_process: 
             return started.seconds()
 
         await until(up)
-        await serve("up")
+        usual = await serve("up")
         redis_server.freeze()
-        assert await serve("frozen") < 2
+        # A wait for Redis in each request would be ten seconds.
+        assert await serve("frozen") < 2 * usual + 2
         await until(down)
         redis_server.thaw()
         await until(up)
         redis_server.stop()
-        assert await serve("stopped") < 2
+        assert await serve("stopped") < 2 * usual + 2
         await until(down)
         redis_server.start()
         await until(up)

@@ -102,7 +102,7 @@ async def test_events_carry_the_keys_of_the_prompt(client: Client) -> None:
         expected = chain_keys(scope.root(b"headwater"), list(text.encode()))
         batches = [first]
         while not set(expected) <= keys_after(batches):
-            batches.append(await asyncio.wait_for(events.batch(), 5))
+            batches.append(await asyncio.wait_for(events.batch(), 30))
         assert [batch.seq for batch in batches] == list(range(first.seq, first.seq + len(batches)))
         known = batches[-1].seq
     # A reader that comes back gets what it missed, and no snapshot.
@@ -123,7 +123,7 @@ async def test_a_quiet_feed_is_kept_alive(client: Client) -> None:
     async with feed(client) as events:
         await events.batch()
         for _ in range(2):
-            assert await asyncio.wait_for(events.frame(), 3) == b""
+            assert await asyncio.wait_for(events.frame(), 30) == b""
 
 
 async def test_load_while_running(worker_process: Any) -> None:
@@ -183,7 +183,7 @@ async def test_flush_empties_the_cache_and_says_so(worker_process: Any) -> None:
             assert before["hit_rate"] == 0
             answer = await admin.http.post("/admin/cache/flush")
             assert answer.json()["blocks_cached_before"] == before["blocks"]["cached"]
-            batches.append(await asyncio.wait_for(events.batch(), 5))
+            batches.append(await asyncio.wait_for(events.batch(), 30))
             assert not keys_after(batches)
         again = await client.ask(COMPLETIONS, request)
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

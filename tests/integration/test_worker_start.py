@@ -35,7 +35,7 @@ from worker.server import WorkerServer
 def run_worker(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "worker", "--model", "fake", *flags]
     return subprocess.run(
-        command, env={**os.environ, **env}, capture_output=True, text=True, timeout=20, check=False
+        command, env={**os.environ, **env}, capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_model_path_is_told_before_torch_is_imported(path: str, tmp_path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=100,
         check=False,
     )
     assert result.returncode == 2
@@ -102,7 +102,7 @@ def test_that_a_hub_has_no_such_model_is_told_before_torch_is_imported(tmp_path:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert result.returncode == 2
@@ -146,7 +146,7 @@ async def inside(free_port: Callable[[], int]) -> AsyncIterator[Callable[..., In
     for one in made:
         if not one.task.done():
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(one.task, 5)
+            await asyncio.wait_for(one.task, 60)
 
 
 async def test_listens_before_the_model_is_loaded(inside: Callable[..., Inside]) -> None:
@@ -193,13 +193,13 @@ async def test_a_signal_while_loading_leaves_at_once(inside: Callable[..., Insid
 
     def slow_load(config: WorkerConfig) -> Model:
         loading.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return load_model(config)
 
     server = inside(slow_load)
-    await asyncio.to_thread(loading.wait, 5)
+    assert await asyncio.to_thread(loading.wait, 60)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(server.task, 2) == 0
+    assert await asyncio.wait_for(server.task, 20) == 0
     go_on.set()
 
 

@@ -119,7 +119,7 @@ async def test_loads_of_one_name_at_the_same_time(rig: Rig) -> None:
 async def test_a_caller_that_hangs_up_leaves_no_weights_behind(rig: Rig) -> None:
     rig.steps.gate.clear()
     task = asyncio.create_task(rig.load("x", "1"))
-    await asyncio.sleep(0.05)
+    await rig.steps.came.wait()  # it waits for the engine
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

