@@ -16,7 +16,7 @@ below such a step says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -172,13 +172,13 @@ class Learner:
             return None
         stride = memory.stride
         keys: Sequence[int] = request.keys[stride - 1 :: stride] if stride > 1 else request.keys
-        lost: Sequence[int] | None = ()
+        lost: Collection[int] | None = ()
         if request.cached_tokens is not None and request.clock is not None:
             lost = self._judge(memory, keys, request, request.cached_tokens, request.clock)
         held, blocks = memory.held, memory.blocks
         unnamed = request.output_tokens // memory.unit
         new = held.touch(keys, unnamed)
-        gone = held.keep(blocks, int(_PAST_SHARE * blocks))
+        gone: Collection[int] = held.keep(blocks, int(_PAST_SHARE * blocks))
         if new and len(keys) + unnamed > blocks and held.used(keys, len(keys) - 1) is None:
             # A prompt beyond the capacity: its end leaves at once, so it never came.
             both = set(new).intersection(gone)
@@ -189,7 +189,7 @@ class Learner:
 
     def _judge(
         self, memory: _Memory, keys: Sequence[int], request: Served, cached: int, clock: int
-    ) -> Sequence[int] | None:
+    ) -> Collection[int] | None:
         """Learn from what was delivered; returns which blocks are gone besides, None: all."""
         unit, steps = memory.unit, memory.steps
         at, slack = cached // unit, request.slack_tokens
@@ -232,7 +232,7 @@ class Learner:
     @staticmethod
     def _missed(
         memory: _Memory, keys: Sequence[int], at: int, *, empty: bool
-    ) -> Sequence[int] | None:
+    ) -> Collection[int] | None:
         distance = memory.held.distance(keys, at)
         assert distance is not None
         if empty:

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gateway.keyslices import KeySlices
+
 _FIRST_SIZE = 256
 _CHUNK_BITS = 6
 
@@ -167,13 +169,12 @@ class Recency:
                 return end - 1
         return None
 
-    def keep(self, most: int, watch: int = 0) -> list[int]:
+    def keep(self, most: int, watch: int = 0) -> KeySlices:
         """Hold the newest ``most`` blocks and watch at most ``watch`` of the others; returns the
         keys that are not held any more, the oldest first."""
-        gone: list[int] = []
+        gone = KeySlices()
         while self._held > most:
-            use = self._first_held(self._edge)
-            gone += self._let_go(use, self._held - most)
+            self._let_go(self._first_held(self._edge), self._held - most, gone)
         while self.watched > watch:
             self._forget(self.watched - watch)
         return gone
@@ -185,15 +186,15 @@ class Recency:
             most = self._held - (self.entries - left)
             self.keep(most, self.watched + count)
 
-    def drop_before(self, keys: Sequence[int], at: int) -> list[int]:
+    def drop_before(self, keys: Sequence[int], at: int) -> KeySlices:
         """Forget all that was used last before ``keys[at]`` of a prompt was, which is held;
         returns what of it was held, the oldest first."""
         owner = self._owner(keys, at)
         assert owner is not None
         limit = owner.number
-        gone: list[int] = []
+        gone = KeySlices()
         while (use := self._first_held(self._edge)).number < limit:
-            gone += self._let_go(use, use.held)
+            self._let_go(use, use.held, gone)
         for use in self._uses[self._oldest : self._edge]:
             self._cut(use, use.hi - use.mid)
         return gone
@@ -254,12 +255,11 @@ class Recency:
         self._edge = edge
         return self._uses[edge]
 
-    def _let_go(self, use: _Use, most: int) -> list[int]:
-        """Hold up to ``most`` blocks of a use less, the ends of prompts first; its keys among
-        them."""
+    def _let_go(self, use: _Use, most: int, gone: KeySlices) -> None:
+        """Hold up to ``most`` blocks of a use less, the ends of prompts first; their keys are
+        ``gone`` as well."""
         named = min(most, use.mid - use.lo)
-        gone = list(use.part(use.mid - named, use.mid))
-        gone.reverse()
+        gone.add(use.path, use.mid - named - use.base, use.mid - use.base)
         use.mid -= named
         self.watched += named
         unnamed = min(most - named, use.unnamed)
@@ -268,7 +268,6 @@ class Recency:
         self._unnamed -= unnamed
         if unnamed:
             self._add(use.place, -unnamed)
-        return gone
 
     def _forget(self, most: int) -> None:
         """Up to ``most`` watched blocks of the oldest use."""

@@ -6,7 +6,10 @@ routing at most. ``Scope.tokenizer`` is ``"text"`` there.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 import xxhash
@@ -25,7 +28,7 @@ class EncodedChain:
     """0 if not known (text-block mode)."""
     token_bytes: bytes
     """Token ids as little-endian u32; the text in UTF-8 in text-block mode."""
-    keys: list[BlockKey]
+    keys: Sequence[BlockKey]
     """One per full granule."""
     hash_s: float = field(default=0.0, compare=False)
     """Seconds spent on the keys; the rest went into the tokens."""
@@ -34,7 +37,7 @@ class EncodedChain:
 PAGE_BYTES = 64 * GRANULE_BYTES
 """So much text is looked up at once."""
 _PAGES = 4096
-"""Pages remembered, up to twice as many: 24 MB."""
+"""Pages remembered, up to twice as many: 7 MB."""
 
 
 class TextChain:
@@ -45,8 +48,8 @@ class TextChain:
     """
 
     def __init__(self) -> None:
-        self._young: dict[bytes, tuple[list[BlockKey], bytes]] = {}
-        self._old: dict[bytes, tuple[list[BlockKey], bytes]] = {}
+        self._young: dict[bytes, tuple[array[int], bytes]] = {}
+        self._old: dict[bytes, tuple[array[int], bytes]] = {}
 
     def chain(self, request: GenerateRequest, scope_root: bytes) -> EncodedChain:
         """Keys of the first prompt's text."""
@@ -58,28 +61,32 @@ class TextChain:
         del request, text_bytes
         return False
 
-    def keys(self, state: bytes, data: bytes, salt: str = "") -> list[BlockKey]:
-        """As ``extend_chain(state, data)[0]``.
+    def keys(self, state: bytes, data: bytes, salt: str = "") -> Sequence[BlockKey]:
+        """As ``extend_chain(state, data)[0]``; many of them as an array, of which a slice is a copy
+        of bytes and takes no look at each.
 
         :param salt: whose memory it is: what one has sent must not be quicker for another.
         """
         if len(data) < PAGE_BYTES:
             return extend_chain(state, data)[0]
         whose = salt.encode("utf-8", "surrogatepass")
-        keys: list[BlockKey] = []
+        keys = array("Q")
         for start in range(0, len(data) - PAGE_BYTES + 1, PAGE_BYTES):
             following, state = self._page(state, data[start : start + PAGE_BYTES], whose)
             keys += following
         rest = len(data) // PAGE_BYTES * PAGE_BYTES
-        keys += extend_chain(state, data[rest:] if rest else data)[0]
-        return keys
+        keys.extend(extend_chain(state, data[rest:])[0])
+        return cast("Sequence[BlockKey]", keys)
 
-    def _page(self, state: bytes, page: bytes, whose: bytes) -> tuple[list[BlockKey], bytes]:
+    def _page(self, state: bytes, page: bytes, whose: bytes) -> tuple[array[int], bytes]:
         """Keys of one page, and the state after it."""
         mark = xxhash.xxh3_128_digest(state + page + whose)
         known = self._young.get(mark)
         if known is None:
-            known = self._old.get(mark) or extend_chain(state, page)
+            known = self._old.get(mark)
+            if known is None:
+                keys, after = extend_chain(state, page)
+                known = array("Q", keys), after
             if len(self._young) >= _PAGES:
                 self._old, self._young = self._young, {}
             self._young[mark] = known

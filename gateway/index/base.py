@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,11 +37,11 @@ class Learned(msgspec.Struct, frozen=True):
 
     cleared: bool = False
     """All of it is gone."""
-    lost: Sequence[int] = ()
+    lost: Collection[int] = ()
     """Gone as well, as an answer showed."""
-    stored: Sequence[int] = ()
+    stored: Collection[int] = ()
     """New; none of them in ``evicted``."""
-    evicted: Sequence[int] = ()
+    evicted: Collection[int] = ()
     """Too old to be believed any longer."""
 
 

@@ -261,10 +261,10 @@ def test_recency_is_an_lru_list(steps: list[tuple[str, Any, int]]) -> None:
             prompt = path_keys(value)
             assert recency.touch(prompt, further) == model.touch(prompt, further)
         elif what == "keep":
-            assert recency.keep(value, further) == model.keep(value, further)
+            assert list(recency.keep(value, further)) == model.keep(value, further)
         elif value and (prompt := path_keys(value))[-1] in model.held:
             last = len(prompt) - 1
-            assert recency.drop_before(prompt, last) == model.drop_before(prompt[-1])
+            assert list(recency.drop_before(prompt, last)) == model.drop_before(prompt[-1])
         assert (len(recency), recency.watched) == (len(model.held), len(model.watched))
         assert recency.entries == sum(key >= 0 for key in model.held)
         for key in range(2, 256):
