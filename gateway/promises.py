@@ -26,11 +26,8 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
     """Of the whole prompt."""
     start: int
     """Those before it were indexed."""
-
-    def marks(self) -> list[BlockKey]:
-        """The keys by which it is found."""
-        keys, start = self.keys, self.start
-        return [keys[start], *keys[(start // _EVERY + 1) * _EVERY :: _EVERY]]
+    marks: Sequence[BlockKey] = ()
+    """The keys by which it is found."""
 
     def shared(self, keys: Sequence[BlockKey], known: int) -> int:
         """Up to where it and another prompt are the same; ``keys[known]`` is."""
@@ -56,7 +53,9 @@ class Promises:
 
     def __init__(self, linger_s: float = 1.0) -> None:
         self._linger_s = linger_s
-        self._found: dict[WorkerId, dict[BlockKey, list[Promise]]] = {}
+        self._found: dict[WorkerId, dict[BlockKey, tuple[Promise] | list[Promise]]] = {}
+        """One that shares no mark with others stands at all of its own as one and the same tuple,
+        for that takes no look at each."""
         self._open: dict[WorkerId, set[Promise]] = {}
         self._lingering: deque[tuple[float, Promise]] = deque()
 
@@ -64,19 +63,24 @@ class Promises:
         """Promise ``keys[indexed:]``; ``indexed`` granules are in the worker's index already."""
         if self._lingering:
             self.expire(now)
-        promise = Promise(worker, keys, indexed)
-        if indexed < len(keys):
-            found = self._found.get(worker)
-            if found is None:
-                found, self._open[worker] = {}, set()
-                self._found[worker] = found
-            self._open[worker].add(promise)
-            for key in promise.marks():
-                sharing = found.get(key)
-                if sharing is None:
-                    found[key] = [promise]
-                else:
+        if indexed >= len(keys):
+            return Promise(worker, keys, indexed)
+        marks = [keys[indexed], *keys[(indexed // _EVERY + 1) * _EVERY :: _EVERY]]
+        promise = Promise(worker, keys, indexed, marks)
+        found = self._found.get(worker)
+        if found is None:
+            found, self._open[worker] = {}, set()
+            self._found[worker] = found
+        self._open[worker].add(promise)
+        if found.keys().isdisjoint(marks):
+            found.update(dict.fromkeys(marks, (promise,)))
+        else:
+            for key in marks:
+                sharing = found.get(key, ())
+                if type(sharing) is list:
                     sharing.append(promise)
+                else:
+                    found[key] = [*sharing, promise]
         return promise
 
     def keep(self, promise: Promise, now: float) -> None:
@@ -96,11 +100,11 @@ class Promises:
             del self._open[promise.worker], self._found[promise.worker]
             return
         found = self._found[promise.worker]
-        for key in promise.marks():
+        for key in promise.marks:
             sharing = found[key]
             if len(sharing) == 1:
                 del found[key]
-            else:
+            elif type(sharing) is list:
                 sharing.remove(promise)
 
     def forget(self, worker: WorkerId) -> None:

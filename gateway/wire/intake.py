@@ -92,6 +92,11 @@ class Intake:
         request.has_head(known.meaning)
         request.length = self._rest = known.length
         self._taker.came(request)
+        if self._rest > len(data) - at:
+            # More of it is to come, and all of it is put together then: no need to copy it twice.
+            request.take(memoryview(data)[at:])
+            self._rest -= len(data) - at
+            return b""
         return self._body_piece(data[at:])
 
     def _body_piece(self, data: bytes) -> bytes:

@@ -43,7 +43,7 @@ class ServerRequest:
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self.method = ""
@@ -89,7 +89,8 @@ class ServerRequest:
         if self._size > limit:
             raise _too_large(limit)
         pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return whole if type(whole) is bytes else bytes(whole)
 
     async def _rest(self, limit: int) -> None:
         if self.expects:
@@ -117,7 +118,7 @@ class ServerRequest:
 
     # --- the connection's side
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes | memoryview) -> None:
         """A piece of the body."""
         if not self.discard:
             self._pieces.append(data)
