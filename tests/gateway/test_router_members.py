@@ -1,0 +1,206 @@
+"""What the router is told of its members, and what it says of them."""
+
+from __future__ import annotations
+
+import pytest
+from routerkit import Rig, failed
+
+from gateway.config import RoutingConfig
+from gateway.decision import Route, WorkerStatus
+from gateway.learned import Fact
+from gateway.parity import Parity, Verdict
+from gateway.routing.base import Trust, WorkerState
+from gateway.routing.catalogue import make_policies
+from shared.errors import NoCapacity
+from shared.load import AdapterInfo, WorkerLoad
+from shared.types import WorkerId
+
+W1, W2, NOBODY = WorkerId("w1"), WorkerId("w2"), WorkerId("nobody")
+
+
+def status(rig: Rig, worker: str = "w1") -> WorkerStatus:
+    [found] = [one for one in rig.router.workers(rig.now) if one.id == worker]
+    return found
+
+
+def test_a_rule_holds_for_those_who_are_there_and_those_who_join() -> None:
+    rig = Rig(2)
+    rig.router.accept(lambda info: "an old engine" if info.id in ("w2", "w3") else "")
+    rig.join("w3")
+    assert status(rig).state is WorkerState.READY
+    for name in ("w2", "w3"):
+        assert status(rig, name).state is WorkerState.DRAINING
+        assert "an old engine" in status(rig, name).reason
+    rig.router.undrain(W2, rig.now)
+    assert status(rig, "w2").state is WorkerState.DRAINING, "the rule is not the operator's"
+    rig.router.accept(lambda info: "")
+    assert {one.state for one in rig.router.workers(rig.now)} == {WorkerState.READY}
+
+
+def test_each_who_drains_a_worker_gives_a_reason_and_lifts_it_alone() -> None:
+    rig = Rig(1)
+    assert rig.router.drain(W1, rig.now, by="list", why="it left the list")
+    assert rig.router.drain(W1, rig.now, why="maintenance")
+    assert "it left the list" in status(rig).reason
+    assert rig.router.undrain(W1, rig.now, by="list")
+    assert "maintenance" in status(rig).reason
+    assert rig.router.undrain(W1, rig.now, by="list"), "once more changes nothing"
+    assert status(rig).state is WorkerState.DRAINING
+    assert rig.router.undrain(W1, rig.now)
+    assert (status(rig).state, status(rig).reason) == (WorkerState.READY, "")
+    assert not rig.router.drain(NOBODY, rig.now)
+    assert not rig.router.undrain(NOBODY, rig.now)
+
+
+def test_health_is_as_the_last_probe_said() -> None:
+    rig = Rig(1)
+    rig.router.set_health(W1, False, rig.now, "no answer")
+    assert status(rig).state is WorkerState.DOWN
+    assert "no answer" in status(rig).reason
+    rig.router.set_health(W1, True, rig.now, "fine")
+    assert (status(rig).state, status(rig).reason) == (WorkerState.READY, "")
+    rig.router.set_health(NOBODY, False, rig.now, "no answer")
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_only_who_was_down_and_is_back_begins_anew(down: bool) -> None:
+    rig = Rig(1)
+    for _ in range(5):
+        rig.begin(rig.prompt(2)).finish(failed(), rig.now)
+    failing = status(rig).failure_rate
+    assert failing >= 0.5
+    if down:
+        rig.router.set_health(W1, False, rig.now, "no answer")
+        assert status(rig).failure_rate == failing
+    rig.router.set_health(W1, True, rig.now, "fine")
+    assert status(rig).failure_rate == (0.0 if down else failing)
+
+
+def test_one_that_leaves_takes_what_was_learned_of_it_along() -> None:
+    rig = Rig(2)
+    rig.router.apply_load(W1, WorkerLoad(prefill_tokens_per_s=1000.0), rig.now)
+    rig.router.apply_load(W2, WorkerLoad(prefill_tokens_per_s=250.0), rig.now)
+    keys = rig.prompt(4)
+    rig.warm("w1", keys)
+    lease = rig.begin(keys)
+    rig.router.leave(W1, rig.now, "its registration expired")
+    assert rig.router.has("w1"), "it still answers"
+    lease.finish(failed(), rig.now)
+    assert not rig.router.has("w1")
+    assert rig.router.has("w2")
+    assert rig.router.pool(W1) is None
+    rig.join("w1", epoch=2)
+    assert status(rig).prefill_s_per_token == pytest.approx(1 / 250, rel=0.15), "as its pool"
+    assert status(rig).index_blocks == 0
+    rig.router.leave(NOBODY, rig.now, "never seen")
+
+
+def test_speed_is_learned_for_each_worker_of_each_pool() -> None:
+    rig = Rig(2)
+    rig.join("x", models=("other",))
+    for worker, speed in ((W1, 1000.0), (W2, 250.0), (WorkerId("x"), 40.0)):
+        rig.router.apply_load(worker, WorkerLoad(prefill_tokens_per_s=speed), rig.now)
+    speeds = [status(rig, name).prefill_s_per_token for name in ("w1", "w2", "x")]
+    assert speeds == pytest.approx([1 / 1000, 1 / 250, 1 / 40], rel=0.15)
+    queued = WorkerLoad(prefill_tokens_per_s=250.0, queued_prefill_tokens=500)
+    rig.now += 1.0
+    rig.router.apply_load(W2, queued, rig.now)
+    to_w2 = rig.route(rig.prompt(2), exclude=[W1]).chosen.parts["wait"]
+    assert to_w2 == pytest.approx(500 * speeds[1]), "at its own speed"
+
+
+def test_names_of_models_pools_and_neighbours() -> None:
+    rig = Rig(2)
+    rig.join("x", models=("other",), adapters=(AdapterInfo("tuned", "other"),))
+    assert set(rig.router.models()) == {"m", "alias", "other", "tuned"}
+    assert rig.router.base_models() == ["alias", "m", "other"]
+    assert [rig.router.pool(WorkerId(name)) for name in ("w1", "x")] == ["m", "other"]
+    assert rig.router.pool(NOBODY) is None
+    assert rig.router.others("m", W1) == (W2,)
+    assert rig.router.others("alias", W2) == (W1,)
+    assert rig.router.others("other", WorkerId("x")) == ()
+    assert rig.router.others("other", W1) == (), "it does not serve that itself"
+
+
+def test_a_status_says_what_is_known() -> None:
+    rig = Rig(1)
+    keys = rig.prompt(6)
+    rig.warm("w1", keys)
+    seen = status(rig)
+    assert (seen.index_blocks, seen.index_host_blocks, seen.learned_tokens) == (6, 0, 0)
+    assert seen.prediction_error is None
+    for _ in range(40):
+        rig.serve(keys, cached=96)
+    assert status(rig).prediction_error == pytest.approx(0.0, abs=0.01)
+    learned = Rig(1, events=False)
+    learned.serve(keys, cached=0)
+    learned.serve(keys, cached=96)
+    assert status(learned).learned_tokens > 0
+
+
+def test_mistrust_for_other_tokens_is_a_cause_of_its_own() -> None:
+    rig = Rig(1)
+    rig.router.note_parity(W1, Parity(Verdict.DIFFERENT, "another template"), rig.now)
+    rig.router.limit_trust(W1, "tokens", None, "")
+    assert status(rig).trust is Trust.EXACT
+    rig.router.note_parity(NOBODY, Parity(Verdict.DIFFERENT, "another template"), rig.now)
+
+
+def test_other_settings_count_from_the_next_decision_on() -> None:
+    rig = Rig(2, policy="round_robin")
+    assert rig.route(rig.prompt(2)).policy == "round_robin"
+    other = RoutingConfig(policy="least_loaded")
+    rig.router.reconfigure(make_policies(other), other)
+    assert rig.route(rig.prompt(2)).policy == "least_loaded"
+
+
+def test_an_explanation_leaves_out_who_was_tried() -> None:
+    rig = Rig(2)
+    said = rig.router.explain(rig.query(rig.prompt(2)), rig.now, exclude=[W1])
+    assert isinstance(said, Route)
+    assert [scored.candidate.worker.id for scored in said.order] == [W2]
+
+
+def test_gateways_hear_where_the_others_send_prefill() -> None:
+    here, there = Rig(1), Rig(1)
+    for _ in range(20):
+        here.begin(here.prompt(50))
+        here.now += 0.1
+    flows = here.router.flows(here.now)
+    assert flows.workers["w1"].work_s > 0.0
+    assert here.router.flows(here.now + 1000.0).pools.get("m", 0.0) < flows.pools["m"] / 10
+
+    def busy() -> float:
+        there.now += 1.0
+        return there.route(there.prompt(2)).chosen.parts["home"]
+
+    there.router.apply_peer_flows("a", flows)
+    alone = busy()
+    assert alone > 0.0
+    there.router.apply_peer_flows("b", flows)
+    assert busy() > alone
+    there.router.apply_peer_flows("a", None)
+    assert busy() == pytest.approx(alone)
+
+
+def test_what_others_do_not_know_is_handed_out_in_parts() -> None:
+    rig = Rig(1, events=False)
+    assert not list(rig.router.learned(2)), "from now on somebody asks"
+    for _ in range(5):
+        rig.serve(rig.prompt(3))
+    first = list(rig.router.learned(2))
+    assert len(first) == 2
+    rest = list(rig.router.learned(100))
+    assert rest
+    assert all(isinstance(fact, Fact) for fact in first + rest)
+    assert not list(rig.router.learned(100))
+
+
+def test_the_record_of_a_request_that_reached_nobody() -> None:
+    rig = Rig(1)
+    asked = rig.query(rig.prompt(2))
+    record = rig.router.reject_record(asked, "/v1/x", NoCapacity("full"), asked.arrived + 2, 77.0)
+    assert (record.request_id, record.route, record.at) == (asked.request_id, "/v1/x", 77.0)
+    assert (record.status, record.total_s) == (503, pytest.approx(2.0))
+    unread = rig.router.reject_record(None, "/v1/x", NoCapacity("full"), 5.0, 78.0)
+    assert (unread.request_id, unread.total_s, unread.at) == ("", 0.0, 78.0)
