@@ -11,9 +11,11 @@ from gateway.learned import Fact
 from gateway.parity import Parity, Verdict
 from gateway.routing.base import Trust, WorkerState
 from gateway.routing.catalogue import make_policies
+from shared.blocks import pack_keys
 from shared.errors import NoCapacity
+from shared.events import BlocksStored, stored
 from shared.load import AdapterInfo, WorkerLoad
-from shared.types import WorkerId
+from shared.types import Tier, WorkerId
 
 W1, W2, NOBODY = WorkerId("w1"), WorkerId("w2"), WorkerId("nobody")
 
@@ -136,6 +138,52 @@ def test_a_status_says_what_is_known() -> None:
     learned.serve(keys, cached=0)
     learned.serve(keys, cached=96)
     assert status(learned).learned_tokens > 0
+
+
+def test_a_gap_in_its_events_lowers_trust_and_only_its_feed_raises_it() -> None:
+    rig = Rig(2)
+    assert (status(rig).trust, status(rig).trust_reason) == (Trust.EXACT, "events flow")
+    rig.seqs["w1"] += 1
+    assert rig.feed("w1", stored([1, 2], None)) != "applied"
+    assert (status(rig).trust, status(rig, "w2").trust) == (Trust.LEARNED, Trust.EXACT)
+    assert "gap" in status(rig).trust_reason
+    rig.router.set_trust(W1, Trust.EXACT, "caught up", rig.now)
+    assert (status(rig).trust, status(rig).trust_reason) == (Trust.EXACT, "caught up")
+
+
+def test_one_that_leaves_and_comes_back_as_it_was_is_looked_at_anew() -> None:
+    rig = Rig(2)
+    rig.warm("w1", rig.prompt(4))
+    rig.router.leave(W1, rig.now, "its registration expired")
+    rig.join("w1")
+    assert (status(rig).index_blocks, status(rig, "w2").index_blocks) == (0, 0)
+
+
+def test_each_tier_of_a_worker_is_counted() -> None:
+    rig = Rig(2)
+    rig.warm("w1", rig.prompt(3))
+    rig.feed("w1", BlocksStored(pack_keys(rig.prompt(2)), None, Tier.HOST))
+    rig.feed("w2", BlocksStored(pack_keys(rig.prompt(5)), None, Tier.HOST))
+    counts = [(one.index_blocks, one.index_host_blocks) for one in rig.router.workers(rig.now)]
+    assert counts == [(3, 2), (0, 5)]
+
+
+def test_what_taking_turns_would_have_chosen_goes_round() -> None:
+    rig = Rig(3)
+    keys = rig.prompt(4)
+    rig.warm("w2", keys)
+    shadows = [rig.route(keys).round_robin for _ in range(6)]
+    matched = [shadow.matched_tokens for shadow in shadows if shadow is not None]
+    assert sorted(matched[:3]) == [0, 0, 64]
+    assert matched[3:] == matched[:3]
+
+
+def test_nobody_begins_on_one_that_has_left() -> None:
+    rig = Rig(1)
+    route = rig.route(rig.prompt(2))
+    rig.router.leave(W1, rig.now, "gone")
+    with pytest.raises(LookupError, match="worker w1 has left"):
+        rig.router.begin(route, rig.now, attempt=1)
 
 
 def test_mistrust_for_other_tokens_is_a_cause_of_its_own() -> None:
