@@ -41,6 +41,8 @@ from gateway.upstream import Timeouts, UpstreamError, UpstreamTimeout
 from gateway.wire.heads import plus
 from gateway.work import Cut, Work
 from shared import dialogue, openai, sharedprefix
+from shared.aside import aside
+from shared.bulk import LARGE_BODY
 from shared.errors import (
     ApiError,
     BadRequest,
@@ -84,7 +86,7 @@ class Pipeline:
     async def generate(self, inbound: Inbound, kind: RouteKind, client: Client) -> None:
         """A chat or text completion. Raises :class:`ApiError` if it reached no worker."""
         begun = self._clock()
-        request = openai.parse(kind, inbound.body)
+        request = await aside(len(inbound.body) > LARGE_BODY, openai.parse, kind, inbound.body)
         self._parsed(self._clock() - begun)
         if request.model is None:
             raise BadRequest("'model' is required.", param="model", code="model_not_found")
@@ -137,7 +139,8 @@ class Pipeline:
     async def _dialogue(self, inbound: Inbound) -> Work:
         """A response or a message, known by its text; engines take a salt there too."""
         begun = self._clock()
-        asked = dialogue.read(inbound.route, inbound.body)
+        large = len(inbound.body) > LARGE_BODY
+        asked = await aside(large, dialogue.read, inbound.route, inbound.body)
         self._parsed(self._clock() - begun)
         salt = self._tenants.salt(inbound.tenant, asked.salt)
         profile = self._router.profile(inbound.model)

@@ -27,7 +27,7 @@ from shared.deadline import timeout_s
 from shared.dialogue import Dialogue
 from shared.errors import BadRequest, NoCapacity
 from shared.headernum import whole
-from shared.jsonsplice import Edit, apply, set_member
+from shared.jsonsplice import Edit, apply, insert_first, set_member
 from shared.openai import GenerateRequest
 from shared.types import WorkerId
 
@@ -331,5 +331,13 @@ def body_for(work: Work, recalling: Collection[WorkerId]) -> bytes:
     if work.request is not None and lease.worker in recalling:
         edits += adapter.edits(work.body, recall=True)
     if work.salt and adapter.salting is not Salting.NONE:
-        edits += set_member(work.body, "cache_salt", msgspec.json.encode(work.salt))
+        edits += _salted(work)
     return apply(work.body, edits) if edits else work.body
+
+
+def _salted(work: Work) -> list[Edit]:
+    """The edits that give the body its tenant's salt instead of its own."""
+    salt = msgspec.json.encode(work.salt)
+    if work.request is not None and "cache_salt" not in work.request.fields:
+        return [insert_first(work.body, "cache_salt", salt)]  # not there: need not be looked for
+    return set_member(work.body, "cache_salt", salt)

@@ -2,7 +2,7 @@
 
 A request is never re-serialised: unknown fields, big integers, key order and white space survive.
 This module finds *where* a top-level value lies. Strings are skipped from quote to quote, so that a
-long prompt costs little.
+long prompt costs little; arrays and objects by the standard library's scanner, whose loop is C.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shared.errors import BadRequest
+
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^\s,\]}\"\[{:]+")
 _NESTED = re.compile(rb'["\[\]{}]')
+_decode_at = json.JSONDecoder(parse_int=float, strict=False).raw_decode
+"""(value, end) of the value at a place of a text; numbers of any length are taken."""
+MAX_MEMBERS = 10_000
+"""Of an object whose members are looked at one by one; no engine knows a hundredth of them."""
 
 
 class NotAnObject(ValueError):
@@ -66,21 +72,37 @@ def _backslashes(raw: bytes, start: int, end: int) -> int:
         window *= 8
 
 
-def _value_end(raw: bytes, at: int) -> int:
-    """Position after the value that starts at ``at``."""
-    first = raw[at : at + 1]
-    if first == b'"':
-        return _string_end(raw, at)
-    if first in (b"{", b"["):
-        return _nested_end(raw, at)
-    found = _SCALAR.match(raw, at)
-    if found is None:
-        raise NotAnObject(f"no JSON value at byte {at}")
-    return found.end()
+class _Values:
+    """Where the values of one body end."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._text = ""
+
+    def end(self, at: int) -> int:
+        """Position after the value that starts at ``at``."""
+        first = self._raw[at : at + 1]
+        if first == b'"':
+            return _string_end(self._raw, at)
+        if first in (b"{", b"["):
+            return self._nested_end(at)
+        found = _SCALAR.match(self._raw, at)
+        if found is None:
+            raise NotAnObject(f"no JSON value at byte {at}")
+        return found.end()
+
+    def _nested_end(self, at: int) -> int:
+        """Position after the array or object that starts at ``at``."""
+        # One character for each byte; what strings say does not matter here.
+        self._text = self._text or self._raw.decode("latin-1")
+        try:
+            return _decode_at(self._text, at)[1]
+        except (RecursionError, ValueError):
+            return _counted_end(self._raw, at)
 
 
-def _nested_end(raw: bytes, at: int) -> int:
-    """Position after the array or object that starts at ``at``."""
+def _counted_end(raw: bytes, at: int) -> int:
+    """The same by counting, for what is nested deeper than the scanner goes, or no JSON."""
     depth, position = 0, at
     while found := _NESTED.search(raw, position):
         position = found.end()
@@ -105,9 +127,16 @@ def open_object(raw: bytes, at: int = 0) -> int:
 
 
 def members(raw: bytes, at: int = 0) -> Iterator[Member]:
-    """Members of the object that starts at ``at``, in order, duplicates included."""
+    """Members of the object that starts at ``at``, in order, duplicates included.
+
+    :raises BadRequest: there are more than :data:`MAX_MEMBERS`.
+    """
     position = _skip(raw, open_object(raw, at))
+    values, n_members = _Values(raw), 0
     while raw[position : position + 1] != b"}":
+        n_members += 1
+        if n_members > MAX_MEMBERS:
+            raise BadRequest(f"The body has an object of more than {MAX_MEMBERS} members.")
         key_end = _string_end(raw, position)
         quoted = raw[position:key_end]
         key = str(json.loads(quoted)) if b"\\" in quoted else quoted[1:-1].decode()
@@ -115,7 +144,7 @@ def members(raw: bytes, at: int = 0) -> Iterator[Member]:
         if raw[colon : colon + 1] != b":":
             raise NotAnObject(f"no colon at byte {colon}")
         start = _skip(raw, colon + 1)
-        end = _value_end(raw, start)
+        end = values.end(start)
         yield Member(key, start, end)
         position = _skip(raw, end)
         if raw[position : position + 1] == b",":

@@ -18,6 +18,8 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from shared.aside import aside
+from shared.bulk import LARGE_BODY
 from shared.deadline import timeout_s
 from shared.errors import ApiError, InternalError
 from shared.openai import GenerateRequest, RouteKind, error_body, parse, prompts_of
@@ -80,7 +82,8 @@ class GenerateRoutes:
     async def _serve(self, request: web.Request, kind: RouteKind) -> web.StreamResponse:
         self._service.serving()
         deadline = self._deadline(request)
-        call = parse(kind, await read_body(request, self._limit))
+        body = await read_body(request, self._limit)
+        call = await aside(len(body) > LARGE_BODY, parse, kind, body)
         loaded, model = self._service.loaded(), self._service.model_name(call.model)
         adapter = self._service.adapter(model)
         # From here to its end the request counts as the adapter's: it may be unloaded meanwhile.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from shared.bulk import is_bulky
+from shared.aside import aside
+from shared.bulk import LARGE_BODY, is_bulky
 from shared.errors import BadRequest, ModelNotFound
 from shared.openai import GenerateRequest, RouteKind, decode_object, parse
 from shared.render import Encoded, Renderer
@@ -22,8 +22,6 @@ OFF_LOOP_BYTES = 32 << 10
 """Texts longer than this are tokenized in a thread."""
 OFF_LOOP_TOKENS = 32 << 10
 """So many tokens become text in a thread."""
-
-T = TypeVar("T")
 
 
 class MetaRoutes:
@@ -111,7 +109,7 @@ class MetaRoutes:
         self._service.model_name(fields.text("model"))
         strings = fields.flag("return_token_strs")
         if values.get("messages") is not None:
-            call = parse(RouteKind.CHAT, body)
+            call = await aside(len(body) > LARGE_BODY, parse, RouteKind.CHAT, body)
             prompt = await aside(is_bulky(call), loaded.renderer.render_chat, call)
             special = call.add_special_tokens
         else:
@@ -145,11 +143,6 @@ class MetaRoutes:
 def _pieces(loaded: Loaded, tokens: Sequence[int]) -> list[str | None]:
     """Each token as its vocabulary writes it."""
     return list(map(loaded.renderer.tokenizer.id_to_token, tokens))
-
-
-async def aside(long: bool, work: Callable[..., T], *args: Any) -> T:
-    """``work(*args)``, off the event loop if it takes ``long``."""
-    return await asyncio.to_thread(work, *args) if long else work(*args)
 
 
 async def encode_request(renderer: Renderer, call: GenerateRequest) -> Encoded:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from caserig import COMPLETIONS, GatewayLauncher, GatewayProcess, body_for
 from conftest import pick_port
-from dialoguekit import ROUTES, request
+from dialoguekit import ROUTES, Counts, request, told, usage_of
 from rig import (
     CHAT,
     END,
@@ -33,10 +34,12 @@ from rig import (
 )
 from stopwatch import Stopwatch
 
+from gateway import pipeline
 from gateway.config import RenderConfig
 from gateway.decision import ModelProfile
 from gateway.prompts import Prompts
 from shared import laxjson
+from shared.bulk import LARGE_BODY
 from shared.bytetok import byte_bundle
 from shared.errors import HeadwaterError
 from shared.openai import RouteKind, parse
@@ -158,3 +161,32 @@ async def test_a_tokenizer_that_does_not_come_blocks_nothing_and_is_not_asked_fo
     assert source.asked == 1
     assert prompts.missing(profile)
     await prompts.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "reader"),
+    [
+        (CHAT, "openai.parse"),
+        (COMPLETIONS, "openai.parse"),
+        *((route, "dialogue.read") for route in ROUTES),
+    ],
+)
+async def test_large_bodies_are_read_beside_the_event_loop(
+    stub: Any, serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, reader: str
+) -> None:
+    module, name = reader.split(".")
+    read, threads = getattr(getattr(pipeline, module), name), []
+
+    def noting(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return read(*args)
+
+    monkeypatch.setattr(f"gateway.pipeline.{module}.{name}", noting)
+    worker = await stub()
+    served = await serve(worker)
+    for size in (10, LARGE_BODY):
+        if path in ROUTES:
+            worker.plays(told(path, False, "id", usage_of(path, Counts(7, 0))))
+        reply = await ask(served.url, path, asked(path, "x" * size))
+        assert reply.status == 200, reply.body
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]

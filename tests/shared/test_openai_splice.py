@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.jsonsplice import NotAnObject, apply, members, set_member
+from shared.errors import BadRequest
+from shared.jsonsplice import MAX_MEMBERS, NotAnObject, apply, members, set_member
 from shared.openai import usage_edits, with_usage
 
 TEXT = st.text(max_size=8) | st.sampled_from(
@@ -108,3 +109,28 @@ def test_a_quote_after_many_backslashes(pairs: int) -> None:
     value = b'"' + b"\\\\" * pairs + b'\\"' + b"\\\\" * pairs + b'"'
     raw = b'{"a":' + value + b',"b":1}'
     assert [raw[m.start : m.end] for m in members(raw)] == [value, b"1"]
+
+
+@pytest.mark.parametrize(
+    "element", [b'{"role":"user","content":""}', b'"a"', b'"\\"\\u0041"', b"[]", b"{}", b"1.5e3"]
+)
+def test_many_small_values_cost_little(element: bytes) -> None:
+    raw = b'{"x":[' + (element + b",") * 400_000 + element + b'],"stream_options":null}'
+    began = time.process_time()
+    assert with_usage(raw) == raw.replace(b"null", b'{"include_usage":true}')
+    assert time.process_time() - began < 1
+
+
+def test_numbers_of_any_length_and_deep_values_are_passed_over() -> None:
+    deep = b"[" * 20_000 + b"]" * 20_000
+    raw = b'{"n":[' + b"9" * 10_000 + b',1e999],"d":' + deep + b',"s":["\xc3\xa9"],"k":1}'
+    found = {m.key: raw[m.start : m.end] for m in members(raw)}
+    assert (found["d"], found["s"], found["k"]) == (deep, b'["\xc3\xa9"]', b"1")
+
+
+def test_an_object_of_too_many_members_is_refused() -> None:
+    raw = b"{" + b'"a":1,' * MAX_MEMBERS + b'"stream_options":null}'
+    with pytest.raises(BadRequest, match="members"):
+        with_usage(raw)
+    few = raw.replace(b'"a":1,', b"", 1)
+    assert with_usage(few) == few.replace(b"null", b'{"include_usage":true}')
