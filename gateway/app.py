@@ -164,7 +164,10 @@ class App:
             client_id=own,
             memo=memo,
         )
-        client = WireClient(request, connection, [("x-request-id", own or request_id)])
+        # Of the client's own ids only plain ones come this far.
+        client = WireClient(
+            request, connection, b"x-request-id: %b\r\n" % (own or request_id).encode()
+        )
         try:
             await self._dispatch(request, inbound, client)
         except ApiError as error:

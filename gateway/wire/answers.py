@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from gateway.wire.served import ServerConnection
 
 SERVER = "headwater"
-_SERVER = ("Server", SERVER)
-_NONE: Headers = []
+_SERVER = f"Server: {SERVER}\r\n".encode()
 
 
 class Dates:
     """The ``Date`` header, made once a second."""
 
-    __slots__ = ("_second", "_text")
+    __slots__ = ("_line", "_second")
 
     def __init__(self) -> None:
         self._second = 0
-        self._text = ""
+        self._line = b""
 
-    def text(self) -> str:
-        """Now."""
+    def line(self) -> bytes:
+        """Now, with its name and its end."""
         second = int(time.time())
         if second != self._second:
-            self._second, self._text = second, formatdate(second, usegmt=True)
-        return self._text
+            self._second = second
+            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
+        return self._line
 
 
 _STARTS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
@@ -44,25 +44,27 @@ def _start(status: int) -> str:
     return _STARTS.get(status) or f"HTTP/1.1 {status} Unknown"
 
 
-def _added(headers: Headers, extra: Headers, date: str) -> Headers:
+def _own(headers: Headers, extra: bytes, date: bytes) -> bytes:
     """``extra`` and what every answer says of itself."""
-    added = [*extra, ("Date", date)]
     # Those that are sealed come from a worker, whose name ends at the gateway.
-    if type(headers) is Sealed or not any(name.lower() == "server" for name, _ in headers):
-        added.append(_SERVER)
-    return added
+    named = type(headers) is not Sealed and any(name.lower() == "server" for name, _ in headers)
+    return extra + date if named else b"%b%b%b" % (extra, date, _SERVER)
 
 
 def whole_head(
-    answer: Answer, date: str, extra: Headers = _NONE, *, close: bool, old: bool = False
+    answer: Answer, date: bytes, extra: bytes = b"", *, close: bool, old: bool = False
 ) -> bytes:
-    """Head of a whole answer. Raises :class:`gateway.wire.heads.BadHead`."""
-    added = _added(answer.headers, extra, date)
+    """Head of a whole answer. Raises :class:`gateway.wire.heads.BadHead`.
+
+    :param date: the line that tells it.
+    :param extra: lines of our own, each with its end.
+    """
+    own = _own(answer.headers, extra, date)
     if answer.status not in BODYLESS:
-        added.append(("Content-Length", str(len(answer.body))))
+        own = b"%bContent-Length: %d\r\n" % (own, len(answer.body))
     if close or old:
-        added.append(("Connection", "close" if close else "keep-alive"))
-    return encoded(_start(answer.status), answer.headers, added)
+        own += b"Connection: close\r\n" if close else b"Connection: keep-alive\r\n"
+    return encoded(_start(answer.status), answer.headers, own)
 
 
 class WireClient:
@@ -80,9 +82,9 @@ class WireClient:
     )
 
     def __init__(
-        self, request: ServerRequest, connection: ServerConnection, extra: Headers
+        self, request: ServerRequest, connection: ServerConnection, extra: bytes = b""
     ) -> None:
-        """``extra`` goes into each answer's head."""
+        """``extra``: lines of our own, each with its end, for each answer's head."""
         self._request, self._connection, self._extra = request, connection, extra
         self._head = b""
         self._chunked = False
@@ -107,12 +109,12 @@ class WireClient:
         self._chunked = not self._request.old
         if not self._chunked:
             self.close = True
-        lines = _added(headers, self._extra, self._connection.date)
+        own = _own(headers, self._extra, self._connection.date)
         if self._chunked:
-            lines.append(("Transfer-Encoding", "chunked"))
+            own += b"Transfer-Encoding: chunked\r\n"
         if self._closes():
-            lines.append(("Connection", "close"))
-        self._head = encoded(_start(status), headers, lines)
+            own += b"Connection: close\r\n"
+        self._head = encoded(_start(status), headers, own)
 
     async def write(self, data: bytes) -> None:
         """See :class:`gateway.exchange.Client`."""

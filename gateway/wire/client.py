@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gateway.exchange import KEPT_FROM_CLIENTS, Headers, end_to_end
+from gateway.exchange import KEPT_FROM_CLIENTS, end_to_end
 from gateway.upstream import (
     IDLE_CONNECTION_S,
     MAX_STALE,
@@ -313,9 +313,7 @@ class _Refused:
 def _head(
     method: str, origin: Origin, path: str, headers: Iterable[tuple[str, str]], length: int
 ) -> bytes:
-    more: Headers = []
     if origin.authorization and not any(name.lower() == "authorization" for name, _ in headers):
-        more.append(("Authorization", origin.authorization))
-    if length or method != "GET":
-        more.append(("Content-Length", str(length)))
-    return encoded(f"{method} {origin.prefix}{path} HTTP/1.1", headers, more, origin.host_header)
+        headers = [*headers, ("Authorization", origin.authorization)]
+    own = b"Content-Length: %d\r\n" % length if length or method != "GET" else b""
+    return encoded(f"{method} {origin.prefix}{path} HTTP/1.1", headers, own, origin.host_header)

@@ -23,29 +23,33 @@ class BadHead(ValueError):
 
 
 class Sealed(list[tuple[str, str]]):
-    """Headers that are met again and again: the first of them are bytes already."""
+    """Headers that are met again and again: the first of them are bytes already. Made by
+    :func:`sealed` and :func:`plus`."""
 
     __slots__ = ("done", "wire")
 
-    def __init__(self, headers: Iterable[tuple[str, str]], done: int, wire: bytes) -> None:
-        """``wire``: the lines of the first ``done`` of them."""
-        super().__init__(headers)
-        self.done, self.wire = done, wire
+    done: int
+    wire: bytes
+    """The lines of the first ``done`` of them."""
 
 
 def sealed(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The headers as bytes too; as they are if they cannot be, which :func:`encoded` tells."""
     try:
-        return Sealed(headers, len(headers), _lines(headers))
+        wire = _lines(headers)
     except BadHead:
         return headers
+    made = Sealed(headers)
+    made.done, made.wire = len(headers), wire
+    return made
 
 
 def plus(headers: list[tuple[str, str]], *more: tuple[str, str]) -> list[tuple[str, str]]:
     """The headers with some more behind them."""
     if type(headers) is Sealed:
-        made = Sealed(headers, headers.done, headers.wire)
-        made.extend(more)
+        made = Sealed(headers)
+        made.done, made.wire = headers.done, headers.wire
+        made += more
         return made
     return [*headers, *more]
 
@@ -53,18 +57,19 @@ def plus(headers: list[tuple[str, str]], *more: tuple[str, str]) -> list[tuple[s
 def encoded(
     start: str,
     headers: Iterable[tuple[str, str]],
-    more: Iterable[tuple[str, str]] = (),
+    own: bytes = b"",
     host: str = "",
 ) -> bytes:
     """Start line and headers with the empty line behind them. Raises :class:`BadHead`.
 
+    :param own: lines of our own that follow, each with its end; not looked at.
     :param host: of a request; stands first.
     """
     first = _starts.get((start, host)) or _checked(start, host)
     if type(headers) is Sealed:
-        more = [*headers[headers.done :], *more]
-        return b"%b%b%b\r\n" % (first, headers.wire, _lines(more) if more else b"")
-    return b"%b%b\r\n" % (first, _lines([*headers, *more]))
+        more = headers[headers.done :]
+        return b"%b%b%b%b\r\n" % (first, headers.wire, _lines(more) if more else b"", own)
+    return b"%b%b%b\r\n" % (first, _lines([*headers]), own)
 
 
 def _checked(start: str, host: str) -> bytes:

@@ -100,9 +100,9 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     @property
-    def date(self) -> str:
-        """For the ``Date`` header."""
-        return self._server.dates.text()
+    def date(self) -> bytes:
+        """The ``Date`` header's line."""
+        return self._server.dates.line()
 
     @property
     def task(self) -> asyncio.Task[None] | None:

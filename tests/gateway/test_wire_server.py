@@ -33,7 +33,7 @@ class Echo:
         self.wrote = 0
 
     async def handle(self, request: ServerRequest, connection: ServerConnection) -> None:
-        client = WireClient(request, connection, [("x-extra", "1")])
+        client = WireClient(request, connection, b"x-extra: 1\r\n")
         try:
             if request.path == "/early":
                 await client.send(Answer(401, b"no"))

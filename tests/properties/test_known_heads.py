@@ -130,8 +130,8 @@ class Wire(asyncio.Transport):
 
 
 class Still(Dates):
-    def text(self) -> str:
-        return "now"
+    def line(self) -> bytes:
+        return b"Date: now\r\n"
 
 
 def said(headers: Iterable[tuple[Any, Any]], *unread: Any) -> list[Any]:
@@ -144,7 +144,7 @@ async def served(data: list[bytes]) -> tuple[list[Any], bytes, list[str], int]:
     seen: list[Any] = []
 
     async def handle(request: ServerRequest, connection: ServerConnection) -> None:
-        client = WireClient(request, connection, [])
+        client = WireClient(request, connection)
         try:
             if request.path == "/early":
                 await client.send(Answer(401, b"no"))
