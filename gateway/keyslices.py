@@ -11,23 +11,17 @@ class KeySlices(Collection[int]):
     Long prompts leave as a whole with each request, and mostly that they do is all that counts.
     """
 
-    __slots__ = ("_size", "_slices")
+    __slots__ = ("slices",)
 
     def __init__(self) -> None:
-        self._slices: list[tuple[Sequence[int], int, int]] = []
-        self._size = 0
-
-    def add(self, keys: Sequence[int], first: int, last: int) -> None:
-        """One more: ``keys[first:last]``, which stay as they are."""
-        if first < last:
-            self._slices.append((keys, first, last))
-            self._size += last - first
+        self.slices: list[tuple[Sequence[int], int, int]] = []
+        """Each is ``keys[first:last]``, with ``first < last`` and keys that stay as they are."""
 
     def __len__(self) -> int:
-        return self._size
+        return sum(last - first for _, first, last in self.slices)
 
     def __iter__(self) -> Iterator[int]:
-        for keys, first, last in self._slices:
+        for keys, first, last in self.slices:
             yield from reversed(keys[first:last])
 
     def __contains__(self, key: object) -> bool:

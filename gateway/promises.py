@@ -72,7 +72,7 @@ class Promises:
             found, self._open[worker] = {}, set()
             self._found[worker] = found
         self._open[worker].add(promise)
-        if found.keys().isdisjoint(marks):
+        if len(marks) > 1 and found.keys().isdisjoint(marks):
             found.update(dict.fromkeys(marks, (promise,)))
         else:
             for key in marks:

@@ -259,8 +259,10 @@ class Recency:
         """Hold up to ``most`` blocks of a use less, the ends of prompts first; their keys are
         ``gone`` as well."""
         named = min(most, use.mid - use.lo)
-        gone.add(use.path, use.mid - named - use.base, use.mid - use.base)
-        use.mid -= named
+        if named:
+            end = use.mid - use.base
+            gone.slices.append((use.path, end - named, end))
+            use.mid -= named
         self.watched += named
         unnamed = min(most - named, use.unnamed)
         use.unnamed -= unnamed
