@@ -98,14 +98,16 @@ class CellStore(Holdings):
 
     def add(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
         """See :class:`Holdings`; put off."""
-        self._note(slot, nested)
+        if not nested:
+            self.doubt(slot)
         self._waiting.add(slot.bit, [key or ZERO_STANDS_FOR for key in keys])
         if len(self._waiting) >= _PUT_OFF:
             self.settle()
 
     def remove(self, slot: Slot, keys: Iterable[int], *, nested: bool = False) -> None:
         """See :class:`Holdings`; put off."""
-        self._note(slot, nested)
+        if not nested:
+            self.doubt(slot)
         self._waiting.remove(slot.bit, [key or ZERO_STANDS_FOR for key in keys])
         if len(self._waiting) >= _PUT_OFF:
             self.settle()

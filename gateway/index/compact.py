@@ -173,7 +173,7 @@ class CompactHoldings(CellStore):
                 slot = self._slots[low.bit_length() - 1]
                 assert slot is not None
                 slot.count -= count
-                self._note(slot, nested=False)
+                self.doubt(slot)
                 gone += count
                 mask ^= low
             self._sets.release(set_id, count)

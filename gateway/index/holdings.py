@@ -155,11 +155,6 @@ class Holdings:
         slot.count -= gone
         self._entries -= gone
 
-    def _note(self, slot: Slot, nested: bool) -> None:
-        """Whether the slot holds whole beginnings of prompts after this, if it did before."""
-        if not nested:
-            self._nested &= ~slot.bit
-
     def doubt(self, slot: Slot) -> None:
         """The slot may hold more than whole beginnings of prompts: it is walked from now on."""
         self._nested &= ~slot.bit
