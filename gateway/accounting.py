@@ -11,6 +11,9 @@ How the split is chosen:
 - ``delivered`` is what the engine said. If it said nothing, all that was captured is
   ``unreported``. If it delivered less, that is ``token_mismatch`` where it also counted another
   prompt length than we did, else ``stale_index``; if it delivered more, that is ``gained``.
+- A list of prompts goes to one worker as one request. Each prompt is available where most of it is,
+  so what the chosen worker lacks of some is lost as above. What prompts of one list reuse of each
+  other nobody held at the decision: it is ``gained``.
 - Without a tokenizer the prompt's length is the engine's, and the overlap, which is known in pieces
   of text, is given in the engine's tokens too (:mod:`gateway.lease`).
 """

@@ -21,6 +21,7 @@ from gateway.exchange import Inbound
 from gateway.httpserver import json_body, read_body
 from gateway.prompts import Prompt, Prompts
 from gateway.router import Router
+from gateway.routing.base import key_tokens
 from gateway.tenancy import Tenants
 from gateway.work import Work
 from shared import dialogue, openai
@@ -118,7 +119,7 @@ class Asking:
             "model": model,
             "route": item.inbound.route,
             "prompt_tokens": item.query.prompt_tokens,
-            "blocks": len(item.query.keys),
+            "blocks": key_tokens(item.query) // GRANULE,
             "block_tokens": GRANULE,
             "tenant": item.inbound.tenant,
             "tenant_missing": self.tenants.isolating and not item.inbound.tenant,

@@ -62,7 +62,7 @@ class Decider:
             known = bool(serving) or not self._fleet.models()
             return self._reject(query, bool(pool), known)
         begun = self._timer()
-        held = self._knowledge.look_up(query, serving, exclude, now)
+        held = self._knowledge.lookup.held(query, serving, exclude, now)
         lookup_s = self._timer() - begun
         candidates = self._candidates(query, members, held, now, READY if ready else None)
         order = policy.rank(query, candidates, rng)
@@ -141,13 +141,13 @@ class Decider:
         expectation = self._knowledge.expect(query, candidate, member, route.decided)
         if attempt == 1:
             self._knowledge.asked(query, route.overlap, _holders(route))
-        promise = self._knowledge.promise(query, candidate, now)
+        promises = self._knowledge.promise(query, candidate, now)
         return Attempt(
             route=route,
             number=attempt,
             member=member,
             booking=booking,
-            promise=promise,
+            promises=promises,
             expectation=expectation,
         )
 

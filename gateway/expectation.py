@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.routing.base import Query
+from gateway.routing.base import Query, key_tokens
 from shared.blocks import GRANULE
 from shared.openai import Usage
 from shared.types import WorkerId
@@ -59,6 +59,6 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 def text_tokens(query: Query) -> int:
-    """Length of a prompt that is known as text only, in tokens of its keys; half of the last piece
-    is there on average."""
-    return len(query.keys) * GRANULE + GRANULE // 2
+    """Length of what is known as text only, in tokens of its keys; half of a prompt's last piece is
+    there on average."""
+    return key_tokens(query) + GRANULE // 2 * (len(query.prompts) or 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.accounting import matchable_tokens
 from gateway.index.base import PrefixIndex
 from gateway.knowledge import Knowledge
 from gateway.member import Member
@@ -118,7 +117,7 @@ class IndexReader:
 
     def who(self, query: Query, serving: Sequence[Member], now: float) -> WhoHolds:
         """Who has how much of a prompt; ``serving``: one worker or more."""
-        held = self._knowledge.look_up(query, serving, (), now)
+        held = self._knowledge.lookup.held(query, serving, (), now)
         sizes = [member.info.block_size for member in serving]
         holders = [
             Holder(
@@ -133,7 +132,7 @@ class IndexReader:
         ]
         return WhoHolds(
             prompt_tokens=held.prompt_tokens,
-            matchable_tokens=matchable_tokens(held.prompt_tokens, sizes)[0],
+            matchable_tokens=held.matchable_tokens(sizes)[0],
             seen_tokens=held.seen_tokens,
             holders=sorted(holders, key=lambda holder: (-holder.tokens, holder.id)),
         )

@@ -1,31 +1,31 @@
 """What is known of the workers' caches: index, promises, what was learned, and how far to trust it.
 
 Trust per worker is kept in :mod:`gateway.trust`; what is learned, and where in the index it stands,
-in :mod:`gateway.learnedplaces`.
+in :mod:`gateway.learnedplaces`; prompts are looked up in :mod:`gateway.lookup`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from gateway.decision import Overlap
 from gateway.expectation import Delivered, Expectation, text_tokens
 from gateway.ghosts import GhostMemory
-from gateway.held import Held
 from gateway.hindsight import Hindsight
-from gateway.index.base import Applied, Match, PrefixIndex
+from gateway.index.base import Applied, PrefixIndex
 from gateway.learn import Served
 from gateway.learned import Fact
 from gateway.learnedplaces import LearnedPlaces, aside, place_of
+from gateway.lookup import LookUp
 from gateway.member import Member
 from gateway.parity import Parity
 from gateway.promises import Promise, Promises
-from gateway.routing.base import BLIND, EXACT, LEARNED, Candidate, Query, Trust
-from gateway.routing.branches import NOBODY, Branches
+from gateway.routing.base import BLIND, EXACT, Candidate, Query, Trust
+from gateway.routing.branches import Branches
 from gateway.scopes import Scopes
 from gateway.trust import NO_FEED, TrustBook, TrustChange
 from gateway.trustwatch import Compared
-from shared.blocks import GRANULE, usable_tokens
+from shared.blocks import GRANULE
 from shared.events import EventBatch
 from shared.types import BlockKey, Tier, WorkerId
 
@@ -56,8 +56,9 @@ class Knowledge:
         self._branches = Branches(max(1, ghost_keys // 16))
         self._learned = LearnedPlaces(index)
         self._hindsight = Hindsight(index, self._trust)
-        self._matched: tuple[Sequence[BlockKey], Mapping[WorkerId, Match]] = (), {}
-        """The prompt that was looked up last, and where it was found."""
+        self.lookup = LookUp(
+            index, self._trust, self._promises, self._ghosts, self._scopes, self._branches
+        )
         self.outbox = self._learned.outbox
 
     # ---------------------------------------------------------------- workers
@@ -149,87 +150,16 @@ class Knowledge:
 
     # ---------------------------------------------------------------- prompts
 
-    def look_up(
-        self,
-        query: Query,
-        serving: Sequence[Member],
-        exclude: Collection[WorkerId],
-        now: float,
-    ) -> Held:
-        """Usable tokens everywhere. Promises on ``exclude`` are the request's own: not counted."""
-        keys, text = query.keys, not query.prompt_tokens
-        trust: dict[WorkerId, Trust] = {}
-        usable: dict[WorkerId, int] = {}
-        promised: dict[WorkerId, int] = {}
-        host: dict[WorkerId, int] = {}
-        watch_of = self._trust.watch
-        if not keys:
-            self._matched = keys, {}
-            for member in serving:
-                watch = watch_of(member.id)
-                state = BLIND if watch is None else watch.state
-                trust[member.id] = LEARNED if text and state is EXACT else state
-                usable[member.id] = 0
-            return Held(query.prompt_tokens, usable, host, promised, trust, 0, NOBODY)
-        total = query.prompt_tokens or text_tokens(query)
-        matches = self._index.match(keys)
-        self._matched = keys, matches
-        self._promises.expire(now)
-        expected = self._promises.workers()
-        stride = serving[0].stride
-        for member in serving:
-            worker, granules, tokens = member.id, 0, 0
-            if member.stride < stride:
-                stride = member.stride
-            watch = watch_of(worker)
-            state = BLIND if watch is None else watch.state
-            # Events never speak of text.
-            trust[worker] = LEARNED if text and state is EXACT else state
-            if watch is not None and state is not BLIND:
-                beside = watch.told is EXACT and (text or state is not EXACT)
-                match = matches.get(aside(worker) if beside else worker)
-                if match is not None:
-                    granules = match.tokens // GRANULE
-                    tokens = _usable(member, granules, total)
-                    if match.host_tokens:
-                        on_device = (match.tokens - match.host_tokens) // GRANULE
-                        host[worker] = tokens - _usable(member, on_device, total)
-                if worker in expected and worker not in exclude:
-                    ahead = self._promises.extend(worker, keys, granules)
-                    if ahead > granules:
-                        more = _usable(member, ahead, total)
-                        promised[worker] = more - tokens
-                        tokens = more
-            usable[worker] = tokens
-        seen = self._ghosts.seen(keys) // stride * stride * GRANULE
-        salted = query.plain_keys or self._scopes.in_use
-        isolated = self._isolated(query, serving, total) if salted else {}
-        popularity = self._branches.popularity(keys)
-        return Held(total, usable, host, promised, trust, seen, popularity, isolated)
-
-    def _isolated(
-        self, query: Query, serving: Sequence[Member], total: int
-    ) -> Mapping[WorkerId, int]:
-        """What workers hold of the same tokens without a salt, or under another one."""
-        salted = bool(query.plain_keys)
-        plain = query.plain_keys if salted else query.keys
-        found: dict[WorkerId, int] = {}
-        copies = self._scopes.copies(plain)
-        for keys in (plain if salted else (), copies):
-            matches = self._index.match(keys) if keys else {}
-            for member in serving:
-                match = matches.get(member.id) or matches.get(aside(member.id))
-                if match is not None:
-                    tokens = _usable(member, match.tokens // GRANULE, total)
-                    found[member.id] = max(found.get(member.id, 0), tokens)
-        return found
-
     def asked(self, query: Query, overlap: Overlap, holders: Collection[WorkerId]) -> None:
         """A request begins; ``overlap`` is as it was decided, and ``holders`` have the most of it.
 
         Branches are those of the prompts that this gateway has met. A conversation that another one
         served until now looks like a branch of its own past, and it is none.
         """
+        for one in query.prompts:
+            self._branches.asked(one.keys, self._ghosts.seen(one.keys))
+        if query.prompts:
+            return
         keys, seen = query.keys, overlap.seen_tokens // GRANULE
         known = overlap.available_tokens // GRANULE
         if known > seen:
@@ -244,23 +174,28 @@ class Knowledge:
         reach = self._promises.reach
         return max((reach(worker, keys, seen, known) for worker in holders), default=seen)
 
-    def promise(self, query: Query, candidate: Candidate, now: float) -> Promise:
-        """The prompt was booked on a worker."""
-        indexed = (candidate.matched_tokens - candidate.promised_tokens) // GRANULE
+    def promise(self, query: Query, candidate: Candidate, now: float) -> tuple[Promise, ...]:
+        """The prompt was booked on a worker; of a list, each."""
+        worker, make = candidate.worker.id, self._promises.make
         blind = candidate.worker.trust is BLIND  # nobody looks for promises there
-        keys = () if blind else query.keys
-        return self._promises.make(candidate.worker.id, keys, indexed, now)
+        if query.prompts:
+            # How much is indexed of which one is not known any more: from their beginnings on.
+            return () if blind else tuple(make(worker, one.keys, 0, now) for one in query.prompts)
+        indexed = (candidate.matched_tokens - candidate.promised_tokens) // GRANULE
+        return (make(worker, () if blind else query.keys, indexed, now),)
 
-    def keep(self, promise: Promise, expected: Expectation, now: float) -> None:
+    def keep(self, promised: Iterable[Promise], expected: Expectation, now: float) -> None:
         """The prompt was computed. Its events are on their way; what is learned is known now."""
-        if expected.place is None:
+        if expected.place is not None:
+            self.break_off(promised)
+            return
+        for promise in promised:
             self._promises.keep(promise, now)
-        else:
-            self._promises.break_off(promise)
 
-    def break_off(self, promise: Promise) -> None:
+    def break_off(self, promised: Iterable[Promise]) -> None:
         """It was not."""
-        self._promises.break_off(promise)
+        for promise in promised:
+            self._promises.break_off(promise)
 
     def expect(
         self, query: Query, candidate: Candidate, member: Member, decided: float
@@ -278,9 +213,9 @@ class Knowledge:
             )
         other = events = None
         if state is BLIND:
-            other = self._match_at(place, query, member)
+            other = self.lookup.at(place, query, member)
         elif place != worker and not text:
-            other = events = self._match_at(worker, query, member)
+            other = events = self.lookup.at(worker, query, member)
         return Expectation(
             place=place,
             least=least,
@@ -292,14 +227,6 @@ class Knowledge:
             version=version,
             stride=member.stride,
         )
-
-    def _match_at(self, place: WorkerId, query: Query, member: Member) -> int:
-        keys, matches = self._matched
-        if keys is not query.keys:
-            matches = self._index.match(query.keys)
-        match = matches.get(place)
-        granules = 0 if match is None else match.tokens // GRANULE
-        return _usable(member, granules, query.prompt_tokens or text_tokens(query))
 
     def served(
         self,
@@ -315,6 +242,9 @@ class Knowledge:
 
         :param judge: what was delivered can be held against what was predicted.
         """
+        if query.prompts:
+            self._served_list(member, query, expected, delivered, judge=judge, now=now)
+            return
         keys, worker = query.keys, member.id
         if not keys:
             return
@@ -351,6 +281,30 @@ class Knowledge:
             )
             self._learned.served(member, expected.place, request)
 
+    def _served_list(
+        self,
+        member: Member,
+        query: Query,
+        expected: Expectation,
+        delivered: Delivered,
+        *,
+        judge: bool,
+        now: float,
+    ) -> None:
+        """As :meth:`served`. Nothing is compared: who delivered how much of which prompt is not
+        said, and some engines tell of one of them only."""
+        if judge:
+            cached = delivered.cached_tokens
+            member.reports_cached = self._trust.answered(member.id, cached=cached, expected=0)
+        for one in query.prompts:
+            share = Delivered(
+                prompt_tokens=one.prompt_tokens or text_tokens(one),
+                output_tokens=delivered.output_tokens // len(query.prompts),
+                cached_tokens=None,
+                text=delivered.text,
+            )
+            self.served(member, one, expected, share, judge=False, now=now)
+
     def told(self, member: Member, fact: Fact) -> None:
         """Another gateway saw this worker answer, or restart."""
         if keys := self._learned.told(member, fact):
@@ -360,13 +314,3 @@ class Knowledge:
     def _comparable(self, member: Member, delivered: Delivered) -> bool:
         """Text on a worker whose events flow says nothing about these."""
         return not delivered.text or self._trust.feed_state(member.id) is not EXACT
-
-
-def _usable(member: Member, granules: int, prompt_tokens: int) -> int:
-    """Granules held -> tokens that the worker can reuse: whole blocks, without the last token."""
-    if not granules:
-        return 0
-    # Units of keys are whole blocks: nothing else to be rounded down as in `usable_tokens`.
-    stride = member.stride
-    whole = granules // stride * stride * GRANULE
-    return usable_tokens(whole, prompt_tokens, member.info.block_size)

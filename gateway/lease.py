@@ -57,7 +57,7 @@ class Attempt(msgspec.Struct, eq=False, kw_only=True):
     number: int
     member: Member
     booking: Booking
-    promise: Promise
+    promises: tuple[Promise, ...]
     expectation: Expectation
     first_token: float | None = None
 

@@ -50,7 +50,7 @@ class Outcomes:
             may_eject = self._fleet.may_eject(member, now)
             lost_s = now - booking.begun
             member.breaker.fail(now, lost_s=lost_s, probe=booking.probe, may_eject=may_eject)
-            self._knowledge.break_off(attempt.promise)
+            self._knowledge.break_off(attempt.promises)
             return
         computed = answered or attempt.first_token is not None
         if computed or outcome is Outcome.CLIENT_ERROR:
@@ -58,10 +58,10 @@ class Outcomes:
         else:
             member.breaker.give_up(probe=booking.probe)
         if computed:
-            self._knowledge.keep(attempt.promise, attempt.expectation, now)
+            self._knowledge.keep(attempt.promises, attempt.expectation, now)
             self._learn(attempt, end, now)
         else:
-            self._knowledge.break_off(attempt.promise)
+            self._knowledge.break_off(attempt.promises)
 
     @staticmethod
     def _worker_failed(attempt: Attempt, end: AttemptEnd, now: float) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 import structlog
@@ -26,7 +26,7 @@ from gateway.ticks import tick
 from shared.blocks import SaltPoint, Scope
 from shared.bundle import TokenizerBundle, load_bundle
 from shared.errors import HeadwaterError
-from shared.openai import GenerateRequest, own_salt
+from shared.openai import GenerateRequest, own_salt, prompts_of
 from shared.render import Renderer
 from shared.sharedprefix import SharedPrefix
 from shared.shownpieces import ShownPieces
@@ -38,6 +38,8 @@ RETRY_LOAD_S = 10.0
 WATCH_S = 0.25
 """How soon a new model's tokenizer is asked for."""
 ROOTS_KEPT = 4096
+MOST_PROMPTS = 128
+"""Of one list that are looked up one by one: each takes the time of a small request."""
 TEXT = "text"
 """Takes the tokenizer's place in the hash scope of blocks of text."""
 
@@ -57,6 +59,22 @@ class Prompt(msgspec.Struct, frozen=True):
     """Keys without the request's cache salt; empty if it has none."""
     shared: str = ""
     """For workers of ours: the approved beginning behind which the salt enters; empty: none."""
+    prompts: tuple[Prompt, ...] = ()
+    """Of a list of prompts: each of them. The keys are the first one's then, the rest sums."""
+
+    @classmethod
+    def of_list(cls, prompts: Sequence[Prompt], shared: str) -> Self:
+        """Of one prompt at least."""
+        return cls(
+            keys=prompts[0].keys,
+            n_tokens=sum(one.n_tokens for one in prompts),
+            seconds=sum(one.seconds for one in prompts),
+            hash_s=sum(one.hash_s for one in prompts),
+            adapter=prompts[0].adapter,
+            plain_keys=prompts[0].plain_keys,
+            shared=shared,
+            prompts=tuple(prompts),
+        )
 
 
 class _Chained(NamedTuple):
@@ -111,16 +129,44 @@ class Prompts:
         if renderer is None:
             self.want(profile)
             return Prompt(adapter=profile.adapter)
+        if request.several_prompts:
+            return await self._read_list(request, profile, renderer)
+        return await self._read(request, profile, renderer)
+
+    async def _read_list(
+        self, request: GenerateRequest, profile: ModelProfile, renderer: Renderer | TextChain
+    ) -> Prompt:
+        """Each prompt by itself. Of very many the last ones are counted only."""
+        given = prompts_of(request)
+        asked: list[object] = [*given[: MOST_PROMPTS - 1], given[MOST_PROMPTS - 1 :]]
+        if len(given) <= MOST_PROMPTS:
+            asked = [*given]
+        read, told = list[Prompt](), None
+        for prompt in asked:
+            one = msgspec.structs.replace(request, prompt=prompt)
+            read.append(await self._read(one, profile, renderer, told))
+            told = told or SharedPrefix.read(read[-1].shared)
+            await asyncio.sleep(0)
+        return Prompt.of_list(read, "" if told is None else told.text)
+
+    async def _read(
+        self,
+        request: GenerateRequest,
+        profile: ModelProfile,
+        renderer: Renderer | TextChain,
+        told: SharedPrefix | None = None,
+    ) -> Prompt:
+        """One prompt. ``told``: the approved beginning of the list that it is in."""
         begun = self._clock()
         root = self._root(profile, "")
         salt = self._root(profile, request.cache_salt) if request.cache_salt else b""
         if renderer.takes_long(request, self._config.offload_bytes):
             chained = asyncio.get_running_loop().run_in_executor(
-                self._threads, self._chained, renderer, request, profile, root, salt
+                self._threads, self._chained, renderer, request, profile, root, salt, told
             )
             keys = await chained
         else:
-            keys = self._chained(renderer, request, profile, root, salt)
+            keys = self._chained(renderer, request, profile, root, salt, told)
         seconds = self._clock() - begun
         hash_s = min(seconds, keys.hash_s) if profile.tokenizer else seconds
         return Prompt(
@@ -140,16 +186,17 @@ class Prompts:
         profile: ModelProfile,
         root: bytes,
         salt: bytes,
+        told: SharedPrefix | None,
     ) -> _Chained:
         """Chains of a prompt from its scope's root, and from that with a salt. On any thread."""
         plain = renderer.chain(request, root)
         if not salt:
             return _Chained(plain, plain)
         # The text is in the segment cache now: this only hashes.
-        found = self._approved(request, profile, plain.token_bytes)
-        if found and isinstance(renderer, Renderer):
-            own = renderer.chain(request, root, SaltPoint(len(found) // 4, salt))
-            return _Chained(own, plain, SharedPrefix.of(self._hash_key, root, found).text)
+        claim = self._claim(request, profile, root, plain.token_bytes, told)
+        if claim is not None and isinstance(renderer, Renderer):
+            own = renderer.chain(request, root, SaltPoint(claim.tokens, salt))
+            return _Chained(own, plain, claim.text)
         return _Chained(renderer.chain(request, salt), plain)
 
     def read_text(self, text: bytes, profile: ModelProfile, salt: str) -> Prompt:
@@ -166,6 +213,21 @@ class Prompts:
             adapter=profile.adapter,
             plain_keys=plain if salt else (),
         )
+
+    def _claim(
+        self,
+        request: GenerateRequest,
+        profile: ModelProfile,
+        root: bytes,
+        tokens: bytes,
+        told: SharedPrefix | None,
+    ) -> SharedPrefix | None:
+        """The approved beginning of a prompt, or of a list the first that was found, if it has that
+        one: workers are told of one only."""
+        if told is not None:
+            return told if told.holds(self._hash_key, root, tokens) else None
+        found = self._approved(request, profile, tokens)
+        return SharedPrefix.of(self._hash_key, root, found) if found else None
 
     def _approved(self, request: GenerateRequest, profile: ModelProfile, tokens: bytes) -> bytes:
         """The beginning that tenants share. A client that sent a salt of its own shares none."""

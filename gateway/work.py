@@ -17,12 +17,11 @@ from gateway.engines.catalogue import engine
 from gateway.exchange import KEPT_FROM_WORKERS, Answer, Client, Headers, Inbound, end_to_end
 from gateway.prompts import Prompt
 from gateway.router import Lease
-from gateway.routing.base import Query
+from gateway.routing.base import Query, key_tokens
 from gateway.spans import RequestTrace
 from gateway.streaming import StreamTap
 from gateway.wire.heads import plus, sealed
 from shared import openai
-from shared.blocks import GRANULE
 from shared.deadline import timeout_s
 from shared.dialogue import Dialogue
 from shared.errors import BadRequest, NoCapacity
@@ -91,7 +90,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     def expected_tokens(self) -> int:
         """What serving it will take, cached tokens included."""
         query = self.query
-        prompt = query.prompt_tokens or len(query.keys) * GRANULE
+        prompt = query.prompt_tokens or key_tokens(query)
         return prompt + (query.max_tokens or _USUAL_OUTPUT)
 
     def waits_for(self, worker: WorkerId) -> bool:
@@ -149,23 +148,24 @@ def generation(
     ask = request.stream and not request.include_usage
     limited = openai.with_limit(request)
     scores, limit = request.scores_prompt, request.max_tokens or 0
+    query = Query(
+        request_id=inbound.request_id,
+        model=request.model or "",
+        prompt_tokens=prompt.n_tokens,
+        max_tokens=limit if limit > 0 else 0,
+        arrived=inbound.arrived,
+        # What nobody will reuse must not be expected, nor be missed when it is not delivered.
+        keys=() if scores else prompt.keys,
+        plain_keys=() if scores else prompt.plain_keys,
+        adapter=prompt.adapter,
+        session=terms.session or (request.session or "")[:MAX_NAME],
+        tenant=inbound.tenant,
+        priority=terms.priority,
+        deadline=inbound.arrived + terms.timeout_s,
+    )
     return Work(
         inbound=inbound,
-        query=Query(
-            request_id=inbound.request_id,
-            model=request.model or "",
-            prompt_tokens=prompt.n_tokens,
-            max_tokens=limit if limit > 0 else 0,
-            arrived=inbound.arrived,
-            # What nobody will reuse must not be expected, nor be missed when it is not delivered.
-            keys=() if scores else prompt.keys,
-            plain_keys=() if scores else prompt.plain_keys,
-            adapter=prompt.adapter,
-            session=terms.session or (request.session or "")[:MAX_NAME],
-            tenant=inbound.tenant,
-            priority=terms.priority,
-            deadline=inbound.arrived + terms.timeout_s,
-        ),
+        query=_of_each(query, prompt, scores=scores) if prompt.prompts else query,
         request=request,
         path=inbound.route,
         headers=plus(terms.headers, ("x-request-id", inbound.request_id)),
@@ -175,6 +175,21 @@ def generation(
         show=config.listen.headers,
         shared=prompt.shared,
     )
+
+
+def _of_each(query: Query, prompt: Prompt, *, scores: bool) -> Query:
+    """The query of a list of prompts, with one for each of them that is not empty."""
+    each = [
+        replace(
+            query,
+            prompt_tokens=one.n_tokens,
+            keys=() if scores else one.keys,
+            plain_keys=() if scores else one.plain_keys,
+        )
+        for one in prompt.prompts
+        if one.n_tokens or one.keys
+    ]
+    return replace(query, prompts=tuple(each))
 
 
 class _Named(msgspec.Struct):

@@ -64,6 +64,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """The decoded body, unknown fields included."""
 
     @property
+    def several_prompts(self) -> bool:
+        """Whether it is a list of prompts, not token ids of one."""
+        prompt = self.prompt
+        return type(prompt) is list and len(prompt) > 1 and type(prompt[0]) is not int
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the prompt's log-probabilities are asked for. An engine computes all of such a
         prompt, whatever its cache holds, since a cache keeps no logits."""

@@ -10,7 +10,7 @@ from gateway.config import RoutingConfig
 from gateway.decision import AttemptEnd, Reject, Route
 from gateway.index.table import PrefixTable
 from gateway.lease import Lease
-from gateway.records import Outcome, RequestRecord
+from gateway.records import Outcome, RequestRecord, TokenFlow
 from gateway.router import Router
 from gateway.routing.base import Query, Trust
 from gateway.routing.catalogue import make_policies
@@ -109,6 +109,13 @@ class Rig:
 
     def inflight(self) -> dict[str, int]:
         return {status.id: status.inflight for status in self.router.workers(self.now)}
+
+
+def flow_of(record: RequestRecord) -> dict[str, int]:
+    """The non-zero terms."""
+    record.flow.check()
+    names = TokenFlow.__struct_fields__
+    return {name: getattr(record.flow, name) for name in names if getattr(record.flow, name)}
 
 
 def ok(prompt: int = 17, cached: int | None = 0, **fields: Any) -> AttemptEnd:

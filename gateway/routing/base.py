@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.routing.pressure import NOTHING, Offered
+from shared.blocks import GRANULE
 from shared.load import WorkerLoad
 from shared.types import BlockKey, RequestId, WorkerId
 
@@ -54,7 +55,7 @@ class Query(msgspec.Struct, frozen=True):
     arrived: float
     """Monotonic seconds."""
     keys: Sequence[BlockKey] = ()
-    """One key per full granule of the prompt."""
+    """One key per full granule of the prompt; of a list of prompts, of the first one."""
     plain_keys: Sequence[BlockKey] = ()
     """Those of the same prompt without its cache salt; empty if it has none."""
     adapter: str = ""
@@ -64,6 +65,15 @@ class Query(msgspec.Struct, frozen=True):
     priority: int = 0
     deadline: float | None = None
     """Monotonic seconds."""
+    prompts: tuple[Query, ...] = ()
+    """Of a list of prompts, which goes to one worker: a query for each. Empty: it is one prompt."""
+
+
+def key_tokens(query: Query) -> int:
+    """Tokens that a query's keys stand for: about its length, where no tokenizer has counted it."""
+    if not query.prompts:
+        return GRANULE * len(query.keys)
+    return GRANULE * sum(len(prompt.keys) for prompt in query.prompts)
 
 
 class WorkerView(msgspec.Struct, frozen=True):

@@ -37,11 +37,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from gateway.routing.base import Candidate, Query, Scored, WorkerView
+from gateway.routing.base import Candidate, Query, Scored, WorkerView, key_tokens
 from gateway.routing.guards import explored, held_back, paid_back
 from gateway.routing.places import FEWEST, place_waits
 from gateway.routing.ties import in_order
-from shared.blocks import GRANULE
 
 _TURNOVER_S = 60.0
 """Assumed time in which running requests give back a full pool, where no rate is known."""
@@ -73,7 +72,7 @@ class CostModel:
 
     def compute_s(self, query: Query, candidate: Candidate) -> float:
         """Seconds of loading and prefill that the request adds to a worker."""
-        total = query.prompt_tokens or len(query.keys) * GRANULE
+        total = query.prompt_tokens or key_tokens(query)
         matched = candidate.matched_tokens
         uncached = total - matched if matched < total else 0
         pace = candidate.worker.prefill_s_per_token
@@ -82,7 +81,7 @@ class CostModel:
 
     def promised_s(self, query: Query, candidate: Candidate) -> float:
         """Seconds of prefill that others promised to do there for this prompt."""
-        total = query.prompt_tokens or len(query.keys) * GRANULE
+        total = query.prompt_tokens or key_tokens(query)
         pace = candidate.worker.prefill_s_per_token
         return self.prefill_s(candidate.promised_tokens, total, pace)
 
@@ -94,7 +93,7 @@ class CostModel:
     def _lost_s(query: Query, candidate: Candidate, compute: float) -> float:
         if not candidate.shared_tokens or compute <= (load := candidate.load_s):
             return compute
-        total = query.prompt_tokens or len(query.keys) * GRANULE
+        total = query.prompt_tokens or key_tokens(query)
         uncached = total - candidate.matched_tokens
         return load + (compute - load) * max(0.0, 1.0 - candidate.shared_tokens / uncached)
 
@@ -127,7 +126,7 @@ class CostModel:
         worker, matched = candidate.worker, candidate.matched_tokens
         wait, offered = worker.booked_prefill_s, worker.offered
         # Its own prefill, and what of it is lost.
-        total = query.prompt_tokens or len(query.keys) * GRANULE
+        total = query.prompt_tokens or key_tokens(query)
         uncached = total - matched if matched < total else 0
         compute = worker.prefill_s_per_token * uncached
         compute *= 1.0 + self.quadratic * (total - uncached / 2)

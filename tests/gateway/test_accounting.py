@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from routerkit import Rig, failed, ok
+from routerkit import Rig, failed, flow_of, ok
 
 from gateway.lease import family_of
-from gateway.records import Outcome, RequestRecord, TokenFlow
+from gateway.records import Outcome
 from shared.types import WorkerId
-
-
-def flow_of(record: RequestRecord) -> dict[str, int]:
-    """The non-zero terms."""
-    record.flow.check()
-    names = TokenFlow.__struct_fields__
-    return {name: getattr(record.flow, name) for name in names if getattr(record.flow, name)}
 
 
 def test_a_cold_prompt() -> None:

@@ -254,3 +254,37 @@ async def test_a_clean_run_predicts_what_is_delivered(
     wrong = totals["stale_index"] + totals["token_mismatch"] + totals["gained"]
     assert wrong / totals["prompt"] < 0.005, totals
     assert totals["unreported"] == totals["isolation"] == 0
+
+
+async def test_a_list_of_prompts_is_accounted_for_as_a_whole(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What is predicted and what is delivered are of all its prompts, not of the first one."""
+    live: Run = await run(seed=3)
+    prompts = [live.prompt(5), live.prompt(3)[:40], live.prompt(7)]
+    matchable = (5 + 2 + 7) * 16
+    body = {"model": "fake", "prompt": prompts, "max_tokens": 1, "temperature": 0}
+    known = live.served.gateway.prompts
+    await eventually(lambda: known.missing(live.router.profile("fake")) is None)
+    cold = await ask(live.served.url, "/v1/completions", body)
+    holder = cold.header("x-headwater-worker")
+    assert holder is not None
+    for prompt in prompts:
+        await live.known(prompt, holder)
+    warm = await ask(live.served.url, "/v1/completions", body)
+    assert warm.header("x-headwater-worker") == holder
+    assert warm.header("x-headwater-prompt-tokens") == str(sum(map(len, prompts)))
+    assert warm.header("x-headwater-matched-tokens") == str(matchable)
+    assert warm.json["usage"]["prompt_tokens_details"]["cached_tokens"] == matchable
+    told = (await ask(live.served.admin, "/admin/index/who", body)).json
+    assert [told["matchable_tokens"], told["holders"][0]["tokens"]] == [matchable, matchable]
+    await eventually(lambda: live.served.inflight() == 0)
+    totals = summarise([tmp_path / "ledger"]).totals
+    assert {name: totals[name] for name in ("prompt", "tail", "cold", "captured", "delivered")} == {
+        "prompt": 2 * sum(map(len, prompts)),
+        "tail": 2 * (1 + 8 + 1),
+        "cold": matchable,
+        "captured": matchable,
+        "delivered": matchable,
+    }
+    assert not any(totals[name] for name in LOSSES)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.routing.base import Candidate, Query
-from shared.blocks import GRANULE
+from gateway.routing.base import Candidate, Query, key_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ def block_load(query: Query, candidate: Candidate, host_credit: float) -> BlockL
     """``host_credit``: what a block in host memory counts, one on the device counting 1."""
     worker = candidate.worker
     size = worker.block_size
-    incoming = (query.prompt_tokens or len(query.keys) * GRANULE) / size
+    incoming = (query.prompt_tokens or key_tokens(query)) / size
     ahead = worker.booked_prefill_s / worker.prefill_s_per_token / size
     on_host = min(candidate.host_tokens, candidate.matched_tokens)
     credit = (candidate.matched_tokens - on_host + host_credit * on_host) / size

@@ -18,13 +18,12 @@ from random import Random
 import msgspec
 
 from gateway.config import RoutingConfig
-from gateway.routing.base import Candidate, Query, Scored
+from gateway.routing.base import Candidate, Query, Scored, key_tokens
 from gateway.routing.cost import CostModel
 from gateway.routing.options import NonNegative, Share, options_of
 from gateway.routing.policies.least_loaded import load_of
 from gateway.routing.policies.longest_prefix import by_match
 from gateway.routing.ties import in_order
-from shared.blocks import GRANULE
 
 
 class CacheAwareOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,5 +62,5 @@ class CacheAware:
         if most - least > options.balance_abs and most > options.balance_rel * least:
             return False
         best = max(item.matched_tokens for item in candidates)
-        total = max(query.prompt_tokens, len(query.keys) * GRANULE)
+        total = max(query.prompt_tokens, key_tokens(query))
         return best > 0 and best > options.match_threshold * total

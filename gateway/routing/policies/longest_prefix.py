@@ -8,18 +8,17 @@ from random import Random
 import msgspec
 
 from gateway.config import RoutingConfig
-from gateway.routing.base import Candidate, Query, Scored
+from gateway.routing.base import Candidate, Query, Scored, key_tokens
 from gateway.routing.cost import CostModel
 from gateway.routing.options import NonNegative, options_of
 from gateway.routing.policies.least_loaded import load_of
 from gateway.routing.ties import TieBreak
-from shared.blocks import GRANULE
 
 
 def by_match(query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
     """Fewest uncached tokens first, equal ones by load."""
     total = max((item.matched_tokens for item in candidates), default=0)
-    total = max(total, query.prompt_tokens, len(query.keys) * GRANULE)
+    total = max(total, query.prompt_tokens, key_tokens(query))
     tie_break = TieBreak(query)
     return sorted(
         (Scored(item, float(total - item.matched_tokens)) for item in candidates),
