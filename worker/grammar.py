@@ -7,7 +7,6 @@ event loop's and the engine's; what it yields is used on the engine thread only.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,11 @@ import msgspec
 from shared.errors import BadRequest
 from worker import lark
 from worker.guide import Grammar, GrammarSpec, Guide
+from worker.keptgrammars import KeptGrammars
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-CACHED_GRAMMARS = 64
-"""So many compiled grammars are kept, the latest used ones."""
 MAX_SOURCE = 1 << 20
 """Characters of the largest grammar."""
 MESSAGE_CHARS = 300
@@ -43,7 +41,7 @@ class GrammarCompiler:
         self._eos = tuple(sorted(eos_token_ids))
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str, str], Grammar] = OrderedDict()
+        self._kept = KeptGrammars()
 
     def compile(self, spec: GrammarSpec, salt: str = "") -> Grammar:
         """Takes milliseconds, a second at the first time. Raises ``BadRequest`` with the reason.
@@ -51,18 +49,15 @@ class GrammarCompiler:
         :param salt: whose grammar it is. Another one's takes its time: what is remembered of it
             would tell that it was sent.
         """
-        key = (salt, spec.kind, spec.source)
+        source = (spec.kind, spec.source)
         with self._lock:
             tokenizer = self._tokenizer = self._tokenizer or self._open_tokenizer(spec.param)
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                return known
+            kept = self._kept.find(salt, source)
+            if kept is not None:
+                return kept
         grammar = LlGrammar(_matcher(tokenizer, spec), self._eos)
         with self._lock:
-            self._known[key] = grammar
-            while len(self._known) > CACHED_GRAMMARS:
-                self._known.popitem(last=False)
+            self._kept.keep(salt, source, grammar)
         return grammar
 
     def _open_tokenizer(self, param: str) -> LLTokenizer:
