@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway import work
+from gateway import relayedbodies, work
 from gateway.app import GENERATE
 from gateway.config import GatewayConfig
 from gateway.exchange import Inbound
@@ -98,7 +98,7 @@ class Asking:
         return Asked(item, view)
 
     async def _dialogue(self, inbound: Inbound) -> Asked:
-        model = work.model_of(inbound.body, self._router.base_models())
+        model = relayedbodies.model_of(inbound, self._router.base_models())
         asked = dialogue.read(inbound.route, inbound.body)
         salt = self.tenants.salt(inbound.tenant, asked.salt)
         profile = self._router.profile(model)

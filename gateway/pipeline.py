@@ -21,7 +21,7 @@ from functools import partial
 
 import msgspec
 
-from gateway import attempt, refusals, relayedstream, work
+from gateway import attempt, refusals, relayedbodies, relayedstream, work
 from gateway.admission import soon, with_room
 from gateway.config import GatewayConfig
 from gateway.deadlines import Deadlines
@@ -109,7 +109,7 @@ class Pipeline:
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
-        inbound.model = work.model_of(inbound.body, self._router.base_models())
+        inbound.model = relayedbodies.model_of(inbound, self._router.base_models())
         if inbound.route in dialogue.ROUTES:
             item = await self._dialogue(inbound)
         else:

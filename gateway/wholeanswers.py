@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from gateway import refusals
+from gateway.relayedbodies import JSON_ROUTES
 from gateway.stored import STORED
 from shared import dialogue
 from shared.openai import Usage
 
-_OBJECTS = frozenset({"/v1/embeddings", *dialogue.ROUTES})
 _LISTS_TOO = frozenset({"/v1/rerank", "/v1/score", "/tokenize", "/detokenize"})
 """Some engines answer with a bare list there."""
 _PAGES = frozenset({"text/html", "text/plain"})
@@ -25,7 +25,7 @@ def expected(route: str, content_type: str) -> bool:
     embeddings can be asked for as bytes."""
     if route in STORED:  # they may be streamed again, and one that is gone needs no words
         return content_type.endswith("json") or content_type in _PAGES
-    if route not in _OBJECTS and route not in _LISTS_TOO:
+    if route not in JSON_ROUTES:
         return False
     return not content_type or content_type.startswith("text/") or content_type.endswith("json")
 

@@ -192,30 +192,6 @@ def _of_each(query: Query, prompt: Prompt, *, scores: bool) -> Query:
     return replace(query, prompts=tuple(each))
 
 
-class _Named(msgspec.Struct):
-    model: str | None = None
-
-
-def model_of(body: bytes, models: Sequence[str]) -> str:
-    """Of a request that is passed on. Without a ``model`` the only one there is is meant.
-
-    :raises BadRequest: there is more than one, or none.
-    """
-    try:
-        model = msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, RecursionError):
-        model = None
-    if not model and len(models) == 1:
-        model = models[0]
-    if not model:
-        raise BadRequest(
-            "'model' is required: there is more than one model, or none.",
-            param="model",
-            code="model_not_found",
-        )
-    return model
-
-
 def dialogue(
     inbound: Inbound, model: str, asked: Dialogue, prompt: Prompt, config: GatewayConfig
 ) -> Work:

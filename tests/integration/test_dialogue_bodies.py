@@ -69,8 +69,6 @@ RAW = [
     b'{"input":"a","model":"x","input":"b","messages":null,"model":"m","x":123456789012345678901}',
     b'{"model":"m","input":[{"role":"user","content":[{"type":"text","text":"\\ud83c"}]}],"z":{}}',
     b'{"model":"m","tools":[{"a":123456789012345678901234567890,"b":NaN,"c":"\\udc00"}],"input":"x"}',
-    b'{"model":"m","input":' + b"[" * DEEP + b"]" * DEEP + b"}",
-    b'{"model":"m","messages":' + b'[{"content":' * DEEP + b"1" + b"}]" * DEEP + b"}",
 ]
 NO_OBJECT = [
     b"",
@@ -82,6 +80,8 @@ NO_OBJECT = [
     b"{",
     b'{"model":"m\xff"}',
     b"[" * DEEP,
+    b'{"model":"m","input":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    b'{"model":"m","messages":' + b'[{"content":' * DEEP + b"1" + b"}]" * DEEP + b"}",
 ]
 PARTS: list[Any] = [
     *(None, 0, 1.5, True, "x", [], {}, {"type": "text"}, {"type": "text", "text": None}),
@@ -103,11 +103,24 @@ FIELDS = (
 
 
 @either_route
-async def test_any_body_reaches_a_worker_byte_for_byte(stub, serve, route: str) -> None:
+async def test_what_is_no_object_is_refused_before_a_worker_is_asked(
+    stub, serve, route: str
+) -> None:
+    worker = await stub()
+    served = await serve(worker)
+    for body in NO_OBJECT:
+        reply = await ask(served.url, route, body)
+        check_error(reply, 400)
+        assert reply.json["error"]["message"].startswith("The body "), body[:300]
+    assert worker.seen == []
+
+
+@either_route
+async def test_any_object_reaches_a_worker_byte_for_byte(stub, serve, route: str) -> None:
     worker = await stub()
     worker.plays(told(route, False, "r", usage_of(route, Counts(9, 0))))
     served = await serve(worker)
-    bodies = [*RAW, *NO_OBJECT]
+    bodies = [*RAW]
     bodies += [json.dumps({**base(route), f: value}).encode() for f in FIELDS for value in ODD]
     for body in bodies:
         reply = await ask(served.url, route, body)

@@ -200,6 +200,28 @@ async def test_other_routes_are_relayed_by_load(stub, serve) -> None:
     check_error(await ask(served.url, "/v1/models", {}), 405)
 
 
+async def test_relayed_bodies_that_should_be_json_and_are_none_are_400(stub, serve) -> None:
+    worker = await stub()
+    served = await serve(worker)
+    for route in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"):
+        for body in (b"", b"{", b"[]", b'{"input": tru}'):
+            reply = await ask(served.url, route, body)
+            check_error(reply, 400)
+            assert reply.json["error"]["message"].startswith("The body ")
+    check_error(await ask(served.url, "/v1/anything", b"{"), 400)
+    assert worker.seen == []
+    packed = ("Content-Encoding", "gzip")
+    for route, body, *headers in (
+        ("/v1/anything", b""),
+        ("/v1/anything", b"[]"),
+        ("/v1/anything", b"{", ("Content-Type", "text/plain")),
+        ("/v1/embeddings", gzip.compress(b"{}"), packed),
+        ("/v1/embeddings", b'{"input": NaN}'),
+    ):
+        assert (await ask(served.url, route, body, *headers)).status == 200
+        assert worker.seen[-1].body == body
+
+
 async def test_every_route_needs_the_key(stub, serve) -> None:
     worker = await stub()
     served = await serve(
