@@ -37,6 +37,9 @@ class DrainTable:
     _words: dict[WorkerId, tuple[int, bool]] = field(default_factory=dict)
     _let_go: dict[WorkerId, int] = field(default_factory=dict)
     """Up to which version a word about a worker that was removed here means nothing here."""
+    _unheard: dict[WorkerId, bool] | None = field(default_factory=dict)
+    """What was said here before anything was heard, whose versions say nothing; None: something
+    was."""
 
     def drained(self) -> list[WorkerId]:
         """Who is to get no new requests."""
@@ -50,6 +53,8 @@ class DrainTable:
 
     def say(self, worker: WorkerId, *, drained: bool) -> None:
         """An operator's word; what is so already is no news."""
+        if self._unheard is not None:
+            self._unheard[worker] = drained
         version, before = self._words.get(worker, (0, False))
         if before != drained:
             self._words[worker] = version + 1, drained
@@ -66,11 +71,15 @@ class DrainTable:
             word = _word(value)
             worker = WorkerId(name.decode("utf-8", "replace"))
             known = self._words.get(worker, (0, False))
-            if word is not None and word > known and len(self._words) < _MOST:
+            room = worker in self._words or len(self._words) < _MOST
+            if word is not None and word > known and room:
                 self._words[worker] = word
                 if known[1] and not word[1]:
                     freed.append(worker)
-        return freed
+        said, self._unheard = self._unheard or {}, None
+        for worker, drained in said.items():
+            self.say(worker, drained=drained)
+        return [worker for worker in freed if not said.get(worker, False)]
 
     def news(self, told: Mapping[bytes, bytes]) -> dict[WorkerId, bytes]:
         """What Redis does not know, or no longer: that one is drained no more, too, since whoever

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.feeds import drains
 from gateway.feeds.drains import DrainTable, SharedDrains
 from shared.rediskeys import RedisKeys
 from shared.types import WorkerId
@@ -181,3 +182,37 @@ def test_the_others_have_heard_of_it_when_the_answer_comes(phase: int) -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(case())
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_what_is_said_before_anything_was_heard_counts_as_said_after_it(on: bool) -> None:
+    """To a gateway that has started while Redis is away: it knows of no version yet."""
+    old, new, redis = DrainTable(), DrainTable(), dict[bytes, bytes]()
+    for drained in (True, False, True, not on):
+        old.say(W, drained=drained)
+    exchange(old, redis)
+    new.say(W, drained=not on)
+    new.say(W, drained=on)
+    assert new.hear(dict(redis)) == []
+    for table in (new, old, new):
+        exchange(table, redis)
+    assert [table.drained() for table in (old, new)] == [[W] if on else []] * 2
+
+
+def test_of_that_nothing_is_said_again_later() -> None:
+    one, two, redis = DrainTable(), DrainTable(), dict[bytes, bytes]()
+    one.say(W, drained=True)
+    for table in (one, two):
+        exchange(table, redis)
+    two.say(W, drained=False)
+    for table in (two, one, two):
+        exchange(table, redis)
+    assert [table.drained() for table in (one, two)] == [[], []]
+
+
+def test_a_full_table_still_hears_of_workers_that_it_knows(monkeypatch) -> None:
+    monkeypatch.setattr(drains, "_MOST", 1)
+    table = DrainTable()
+    table.hear({b"w": b"1 d", b"other": b"1 d"})
+    assert table.hear({b"w": b"2 u"}) == [W]
+    assert table.drained() == []
