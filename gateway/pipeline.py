@@ -109,7 +109,8 @@ class Pipeline:
 
     async def relay(self, inbound: Inbound, client: Client) -> None:
         """Any other POST: to a worker that has the model, by load. Raises :class:`ApiError`."""
-        inbound.model = relayedbodies.model_of(inbound, self._router.base_models())
+        large, models = len(inbound.body) > LARGE_BODY, self._router.base_models()
+        inbound.model = await aside(large, relayedbodies.model_of, inbound, models)
         if inbound.route in dialogue.ROUTES:
             item = await self._dialogue(inbound)
         else:
