@@ -212,6 +212,22 @@ def test_a_failure_costs_its_time_and_the_best_of_the_others(
     assert all(one.cost == pytest.approx(sure[one.candidate.worker.id]) for one in others)
 
 
+def test_the_fifth_at_a_worker_waits_for_a_place() -> None:
+    policy = CostPolicy(CostModel())
+    for there, place_s in ((3, 0.0), (4, 2.0), (5, 4.0)):
+        full = Candidate(view("a", inflight=there, service_s=8.0, at_once=4), 0)
+        ranked = policy.rank(query(), [full, Candidate(view("b"), 0)], Random(0))
+        assert ranked[1].parts.get("place", 0.0) == pytest.approx(place_s)
+
+
+def test_one_of_a_hundred_requests_explores_the_second_best_holder() -> None:
+    policy = CostPolicy(CostModel())
+    fleet = [Candidate(view(name, trust=Trust.LEARNED), 960) for name in ("a", "b")]
+    ranked = [policy.rank(query(number), fleet, Random(0)) for number in range(2000)]
+    exploring = [order for order in ranked if any("explore" in one.parts for one in order)]
+    assert 10 <= len(exploring) <= 40
+
+
 def test_with_nothing_shared_cost_balances_like_least_loaded() -> None:
     worst = {}
     for policy in ("cost", "least_loaded"):

@@ -78,23 +78,24 @@ counts = st.sampled_from((0, 1, 2, 3, 4, 5, 9, 30))
 
 @st.composite
 def candidates(draw: st.DrawFn, name: str = "w", popular: bool = True) -> Candidate:
-    inflight = draw(counts)
+    inflight, booked = draw(counts), draw(tokens)
+    total = draw(st.sampled_from((0, 1, 2000)))
     worker = view(
         name,
         inflight=inflight,
         foreign=draw(counts),
         decoding=draw(st.integers(0, inflight)),
         booked_prefill_s=draw(seconds),
-        booked_decode_tokens=draw(tokens),
+        booked_decode_tokens=booked,
         prefill_s_per_token=draw(st.sampled_from((2e-5, 1e-3))),
         overhead_s=draw(seconds),
         failure_rate=draw(st.sampled_from((0.0, 0.0, 0.3, 0.97))),
         failure_s=draw(seconds),
         host_s_per_token=draw(st.sampled_from((0.0, 1e-5, 1.0))),
-        kv_tokens_total=draw(st.sampled_from((0, 1, 2000))),
+        kv_tokens_total=total,
         tpot_s=draw(seconds),
         release_tokens_per_s=draw(st.sampled_from((0.0, 0.5, 90.0))),
-        pool_busy=draw(st.sampled_from((0.0, 0.4, 0.79, 0.83, 1.0, 1.6))),
+        pool_busy=draw(st.sampled_from((0.0, 0.4, 0.79, 0.813, 0.83, 1.0, 1.6))),
         fresh=draw(st.booleans()),
         at_once=draw(st.sampled_from((4, 6))),
         service_s=draw(seconds),
@@ -106,7 +107,7 @@ def candidates(draw: st.DrawFn, name: str = "w", popular: bool = True) -> Candid
         matched,
         promised_tokens=draw(st.integers(0, matched)),
         shared_tokens=draw(st.sampled_from((0.0, 40.5, 5000.0))) if popular else 0.0,
-        new_kv_tokens=draw(tokens),
+        new_kv_tokens=draw(st.one_of(tokens, st.just(max(0, total - booked + 1)))),
         host_tokens=draw(st.sampled_from((0, matched // 2))),
     )
 
