@@ -60,6 +60,8 @@ PYTHON
 try shared/blocks.py tests/shared/test_blocks.py tests/properties/test_hashing.py
 try shared/paging.py tests/shared/test_paging.py tests/shared/test_paging_host.py
 try gateway/routing/cost.py tests/gateway/test_policies.py tests/properties/test_cost_formula.py
-try gateway/router.py tests/gateway/test_router_adapters.py tests/gateway/test_router_guards.py \
+try gateway/router.py tests/gateway/test_host_tier.py tests/gateway/test_reasons.py \
+    tests/gateway/test_router_adapters.py tests/gateway/test_router_guards.py \
     tests/gateway/test_router_leases.py tests/gateway/test_router_members.py \
-    tests/gateway/test_router_placement.py tests/gateway/test_router_views.py
+    tests/gateway/test_router_placement.py tests/gateway/test_router_views.py \
+    tests/gateway/test_trust.py

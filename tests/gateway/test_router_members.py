@@ -186,6 +186,36 @@ def test_nobody_begins_on_one_that_has_left() -> None:
         rig.router.begin(route, rig.now, attempt=1)
 
 
+def test_who_holds_a_prompt_and_may_it_be_asked() -> None:
+    rig = Rig(2)
+    keys = rig.prompt(4)
+    rig.warm("w1", keys)
+    for _ in range(5):
+        rig.begin(keys, exclude=[W2]).finish(failed(), rig.now)
+    found = rig.router.who(rig.query(keys), rig.now)
+    assert found is not None
+    held = {holder.id: (holder.tokens, holder.state) for holder in found.holders}
+    assert held["w1"] == (64, WorkerState.EJECTED)
+    assert rig.router.who(rig.query(keys, model="another"), rig.now) is None
+
+
+def test_the_index_says_how_much_it_may_hold_and_is_cleaned_as_loads_come() -> None:
+    rig = Rig(1, index_max_blocks=5000)
+    assert rig.router.index_stats(rig.now).max_entries == 5000
+    asked: list[int] = []
+    tidy = rig.index.tidy
+    rig.index.tidy = lambda budget: asked.append(budget) or tidy(budget)  # type: ignore[func-returns-value, method-assign]
+    rig.router.apply_load(W1, WorkerLoad(), rig.now)
+    assert len(asked) == 1
+    assert 0 < asked[0] < 100_000, "a little at a time"
+
+
+def test_a_drain_without_a_reason_is_just_that() -> None:
+    rig = Rig(1)
+    rig.router.drain(W1, rig.now)
+    assert status(rig).reason == "draining"
+
+
 def test_mistrust_for_other_tokens_is_a_cause_of_its_own() -> None:
     rig = Rig(1)
     rig.router.note_parity(W1, Parity(Verdict.DIFFERENT, "another template"), rig.now)
