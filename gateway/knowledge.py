@@ -156,9 +156,9 @@ class Knowledge:
         Branches are those of the prompts that this gateway has met. A conversation that another one
         served until now looks like a branch of its own past, and it is none.
         """
-        for one in query.prompts:
-            self._branches.asked(one.keys, self._ghosts.seen(one.keys))
         if query.prompts:
+            for one in query.prompts:  # where how much of each was is not known any more
+                self._branches.asked(one.keys, self._ghosts.seen(one.keys))
             return
         keys, seen = query.keys, overlap.seen_tokens // GRANULE
         known = overlap.available_tokens // GRANULE

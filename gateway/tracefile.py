@@ -93,7 +93,8 @@ class Traced:
     outcome: Outcome
     session: str
     keys: array[int]
-    """One per full granule of 16 tokens (or per block of text), salted: only equality counts."""
+    """One per full granule of 16 tokens (or per block of text), salted: only equality counts. Of a
+    list of prompts those of the first one."""
     ttft_s: float | None = None
     itl_s: float | None = None
     cached_tokens: int = 0
