@@ -443,7 +443,19 @@ async def test_an_answer_before_the_end_of_a_request_ends_the_connection(client:
 
 
 async def test_many_calls_at_once(client: Upstream) -> None:
-    async with Server(says(OK, pause=0.05)) as server:
+    all_came = asyncio.Event()
+
+    async def play(
+        server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await server.read(reader)
+        if len(server.requests) == 200:
+            all_came.set()
+        await all_came.wait()
+        writer.write(OK)
+        await reader.read()
+
+    async with Server(play) as server:
         answers = await asyncio.gather(*[call(client, server.url) for _ in range(200)])
         assert [body for _, _, body in answers] == [b"ok"] * 200
         assert server.connections == 200
