@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from gateway.config import GatewayConfig
@@ -64,8 +66,9 @@ def test_good_addresses(url: str) -> None:
 
 def test_both_processes_check_it() -> None:
     config = load(GatewayConfig, file=None, env={}, flags={"redis.url": BAD[0]})
+    router = SimpleNamespace(apply_events=None)  # nobody is met before the address is read
     with pytest.raises(ConfigError):
-        Feeds(None, config, gateway_id="g")  # type: ignore[arg-type]
+        Feeds(router, config, gateway_id="g")  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         check_redis(BAD[0])
 
