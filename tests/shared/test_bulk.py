@@ -29,8 +29,8 @@ BULKY: list[dict[str, Any]] = [
     {"messages": [USER, {"role": "assistant", "tool_calls": [CALL] * MANY}]},
     {"messages": [USER], "tools": [TOOL] * MANY},
     {"messages": [{"role": "user", "content": "x" * LARGE_BODY}]},
-    {"prompt": ["x"] * MANY},
-    {"prompt": [[97]] * MANY},
+    {"prompt": ["x"] * 2 * MANY},
+    {"prompt": [[97]] * 2 * MANY},
 ]
 SLIGHT: list[dict[str, Any]] = [
     {"messages": [USER]},
@@ -59,14 +59,16 @@ def test_usual_requests_are_not(fields: dict[str, Any]) -> None:
 
 
 class Spy(Renderer):
-    """Notes on which threads it renders, cuts and hashes."""
+    """Notes on which threads it renders, cuts and hashes what is bulky: of a list, prompts are also
+    looked at one by one."""
 
     def __init__(self) -> None:
         super().__init__(byte_bundle())
         self.threads: set[int] = set()
 
     def _plan(self, request: GenerateRequest) -> Any:
-        self.threads.add(threading.get_ident())
+        if is_bulky(request):
+            self.threads.add(threading.get_ident())
         return super()._plan(request)
 
 
