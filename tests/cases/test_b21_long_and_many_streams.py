@@ -47,7 +47,8 @@ async def test_a_stream_outlives_every_idle_limit(stub, serve, path: str, client
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_three_hundred_streams_at_once(stub, serve, client: str) -> None:
     worker = await stub()
-    served = await serve(worker, **{"workers.http_client": client})
+    patient = {"workers.connect_timeout_s": 60.0}
+    served = await serve(worker, **{"workers.http_client": client}, **patient)
     all_begun = asyncio.Event()
     ends = chunk(event(piece(CHAT, finish="stop")) + DONE)
     worker.plays([SSE_HEAD, chunk(event(piece(CHAT, "x"))), all_begun, ends, END])

@@ -123,7 +123,7 @@ async def test_streams_beyond_the_grace_time_get_an_error(worker_process: Any) -
         answer = await whole
         assert answer.status_code == 503
         error_of(answer)
-    assert worker.wait(5) == 0
+    assert worker.wait() == 0
 
 
 async def test_a_second_signal_leaves_at_once(worker_process: Any) -> None:
@@ -138,7 +138,7 @@ async def test_a_second_signal_leaves_at_once(worker_process: Any) -> None:
 
         await until(draining)
         worker.terminate()
-        assert worker.wait(2) == 128 + signal.SIGTERM
+        assert worker.wait(15) == 128 + signal.SIGTERM
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -177,7 +177,7 @@ async def test_worker_registers_and_withdraws(redis_server: Any, worker_process:
         for name in await eyes.keys("*"):
             assert b"private" not in await eyes.dump(name)
         worker.terminate()
-        assert worker.wait(5) == 0
+        assert worker.wait() == 0
         assert not await eyes.exists(key)
 
 
