@@ -129,12 +129,20 @@ class Prompts:
         if renderer is None:
             self.want(profile)
             return Prompt(adapter=profile.adapter)
+        begun = self._clock()
+        long = renderer.takes_long(request, self._config.offload_bytes)  # which renders it
         if request.several_prompts:
-            return await self._read_list(request, profile, renderer)
-        return await self._read(request, profile, renderer)
+            return await self._read_list(request, profile, renderer, begun, long=long)
+        return await self._read(request, profile, renderer, begun, long=long)
 
     async def _read_list(
-        self, request: GenerateRequest, profile: ModelProfile, renderer: Renderer | TextChain
+        self,
+        request: GenerateRequest,
+        profile: ModelProfile,
+        renderer: Renderer | TextChain,
+        begun: float,
+        *,
+        long: bool,
     ) -> Prompt:
         """Each prompt by itself. Of very many the last ones are counted only."""
         given = prompts_of(request)
@@ -144,9 +152,10 @@ class Prompts:
         read, told = list[Prompt](), None
         for prompt in asked:
             one = msgspec.structs.replace(request, prompt=prompt)
-            read.append(await self._read(one, profile, renderer, told))
+            read.append(await self._read(one, profile, renderer, begun, told, long=long))
             told = told or SharedPrefix.read(read[-1].shared)
             await asyncio.sleep(0)
+            begun = self._clock()
         return Prompt.of_list(read, "" if told is None else told.text)
 
     async def _read(
@@ -154,13 +163,19 @@ class Prompts:
         request: GenerateRequest,
         profile: ModelProfile,
         renderer: Renderer | TextChain,
+        begun: float,
         told: SharedPrefix | None = None,
+        *,
+        long: bool,
     ) -> Prompt:
-        """One prompt. ``told``: the approved beginning of the list that it is in."""
-        begun = self._clock()
+        """One prompt, on the thread if that takes ``long``.
+
+        :param begun: when somebody began to look into it.
+        :param told: the approved beginning of the list that it is in.
+        """
         root = self._root(profile, "")
         salt = self._root(profile, request.cache_salt) if request.cache_salt else b""
-        if renderer.takes_long(request, self._config.offload_bytes):
+        if long:
             chained = asyncio.get_running_loop().run_in_executor(
                 self._threads, self._chained, renderer, request, profile, root, salt, told
             )
