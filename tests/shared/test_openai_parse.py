@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -59,10 +58,8 @@ def complete(**fields: Any):
     ],
 )  # fmt: skip
 def test_malformed_chats_are_refused_with_the_field_to_blame(body: bytes, param: str) -> None:
-    began = time.process_time()
     with pytest.raises(BadRequest) as caught:
         parse(RouteKind.CHAT, body)
-    assert time.process_time() - began < 1
     assert caught.value.status == 400
     assert caught.value.param == param
     assert "Traceback" not in caught.value.message

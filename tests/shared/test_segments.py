@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from stepkit import calls
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -125,9 +125,9 @@ def test_a_token_inside_another_is_never_cut_out() -> None:
 
 def test_tokens_of_the_template_are_proved_first_and_the_number_is_bounded() -> None:
     tokenizer = words(*(plain(f"<r{i}>") for i in range(1000)), plain("<the-one-in-the-template>"))
-    began = time.process_time()
     cutter = prove_cuts(tokenizer, ["a <the-one-in-the-template> b"])
-    assert time.process_time() - began < 2
+    made = calls(lambda: prove_cuts(tokenizer, ["a <the-one-in-the-template> b"]))
+    assert made < 3_000_000, "of a thousand tokens, each against few others"
     assert "<the-one-in-the-template>" in cutter.proven
     assert len(cutter.proven) == 32
 

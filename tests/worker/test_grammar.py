@@ -215,7 +215,7 @@ def test_thousands_of_choices_are_cheap() -> None:
     made = guide(guided_choice=texts)
     begun = time.process_time()
     assert feed(made, texts[777])
-    assert time.process_time() - begun < 5
+    assert time.process_time() - begun < 60, "tens of thousands of times what it takes"
 
 
 def test_masks() -> None:
